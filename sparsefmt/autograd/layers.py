@@ -218,7 +218,7 @@ def sage_convolution(
 def _sage(
     tensors: GraphTensors, early: bool, x: Tensor, weight: Tensor, bias: Any, own_weight: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the result, and for backward the means of the features, or ``early`` the maps."""
+    """Return the result, and for backward the mean features, or ``early`` the stacked weights."""
     feat = weight.shape[0]
     if early:
         maps = torch.cat([weight, own_weight])

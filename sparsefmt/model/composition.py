@@ -250,7 +250,7 @@ def rebuilt(expression: Expression, leaves: Mapping[str, Leaf]) -> Expression:
 
 
 def _bound(leaf: Leaf, value: Any, constant: bool) -> Leaf:
-    """Return the leaf with what its value tells of it."""
+    """Return the leaf with a graph's kind, or whether a tensor is constant and has a gradient."""
     if isinstance(value, Shared):
         return replace(leaf, kind="unweighted")
     if isinstance(value, Graph):

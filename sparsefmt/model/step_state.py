@@ -186,7 +186,7 @@ class State:
     # Refuse
 
     def refuse(self) -> None:
-        """Refuse what no graph can do, before anything runs."""
+        """Raise if the step holds what cannot be captured: GradScaler, DDP, lazy tensors, ..."""
         if self.holdings.scalers:
             raise UnsupportedError(
                 "step holds a GradScaler, which looks at gradients on the CPU: use bfloat16 under "
@@ -252,7 +252,7 @@ class Attributes:
             now.update(before)
 
     def refuse_changes(self) -> None:
-        """Refuse another number or tensor than there was; what was None may be anything."""
+        """Raise if the step replaced a buffer, or a number, text or tensor among the attributes."""
         kind = type(self._owner).__name__
         for name, before in self._before.items():
             now = self._now.get(name, _GONE)
@@ -335,7 +335,7 @@ class Settings:
 
 
 def _change(now: Setting, before: Setting) -> str:
-    """Return what has changed, and how to mend it."""
+    """Describe how a setting of an optimizer has changed, and how to mend it."""
     name = f"{now.key} of {type(now.optimizer).__name__}"
     if before.place is not None:
         return f"{name}, where another one is now: fill the tensor, {now.key}.fill_(...)"

@@ -82,7 +82,7 @@ def stored(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
 
 
 def _is_blind(tensors: GraphTensors) -> bool:
-    """Return True if the values of tensors cannot be looked at."""
+    """Return True during a compile or a capture, when values of tensors cannot be read."""
     if torch.compiler.is_compiling():
         return True
     return tensors.kind == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -92,7 +92,7 @@ class Passing(Module):
         self.decomposed_layers = decomposed_layers
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Refuse a subclass that overrides a step that no layer here takes, or has no order."""
+        """Refuse a subclass with a step of PyG's layers, or with MessagePassing before a layer."""
         super().__init_subclass__(**options)
         if any(base.__module__ == _PYG for base in _before(Passing, cls)):
             _join_for(cls)

@@ -159,7 +159,7 @@ class Space(Values):
         return max(24, self.min_nnz, 0 if self.empty_rows else shape[0])
 
     def row_room(self, row: int, shape: Shape) -> int:
-        """Return the number of different cells that a row may store."""
+        """Return the number of columns in which a row may store entries."""
         return shape[1] - (not self.self_loops and row < shape[1])
 
     def holds(self, shape: Shape) -> bool:

@@ -111,7 +111,7 @@ class Arrays:
         return self.built.ask("unit scales", self._unit_scales)
 
     def _unit_scales(self) -> tuple[Tensor, Tensor]:
-        """Make the views of the factors of the rows."""
+        """Make the views of GCN's factors of the rows, see ``autograd.unit_scales``."""
         return self._of_rows(self.at.scale), self._of_rows(self.at.square)
 
     def in_order(self) -> bool:

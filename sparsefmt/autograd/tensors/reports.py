@@ -98,7 +98,7 @@ class Report:
         return True
 
     def _made_by(self) -> Any:
-        """Return the stream that makes it; torch takes no address 0 for the default one."""
+        """Return the stream that makes it, as torch's object; 0 is torch's default stream."""
         if self.stream == 0:
             return torch.cuda.default_stream(self.device)
         return torch.cuda.ExternalStream(self.stream, device=self.device)  # type: ignore[no-untyped-call]

@@ -359,7 +359,7 @@ class _NewArray:
         self._add(head.getvalue())
 
     def append(self, piece: Array) -> None:
-        """Add rows below those there are."""
+        """Append rows to the file; their bytes may wait for ``write``."""
         self.left -= len(piece)
         self._add(np.ascontiguousarray(piece, self.dtype).tobytes())
 

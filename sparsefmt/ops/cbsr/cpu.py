@@ -43,7 +43,7 @@ def scaled_row(Y: Any, at: Any, feat: Any, divisor: Any, factor: Any) -> None:
 def products_of_rows(
     indptr: Any, A: Any, S: Any, scales: Any, Y: Any, mean: Any, pieces: Any
 ) -> None:
-    """Sum or average rows; ``A`` is (indices, data), ``Y`` (flat, feat), a row of it in the L1."""
+    """Multiply a CSR, ``A``, by a CBSR, ``S``, into dense rows: ``Y`` is (flat, feat)."""
     indices, data = A
     columns, values, k = S
     row_scale, col_scale = scales

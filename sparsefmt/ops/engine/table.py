@@ -75,7 +75,7 @@ class Arg:
     widens: bool = field(default=False, init=False)  #: whether it may be float32 beside 2 bytes
 
     def __post_init__(self) -> None:
-        """Name the check, and what a quick look compares."""
+        """Choose the check that ``bind`` runs, and what a quick look compares."""
         check = _CHECKS.get(self.kind, "") if self.test is None else ""
         if self.rows is not None:
             check = "features" if self.axes != (1,) else "factor"

@@ -279,7 +279,7 @@ def _sddmm(
     indptr: Any, to: Any, indices: Any, X: Any, Y: Any, feat: Any, scales: Any, out: Any, how: Any,
     pieces: Any,
 ) -> None:  # fmt: skip
-    """Run the loop of products; ``X`` and ``Y`` are (flat, row stride)."""
+    """Compute dot products at sampled entries, else 0; ``X``, ``Y`` are (flat, row stride)."""
     X, ldx = X
     Y, ldy = Y
     row_scale, col_scale = scales

@@ -270,7 +270,7 @@ class PreparedTiles:
         return self._shares
 
     def packed(self, operands: Operands, values: Any, perm: Any, *, baked: bool) -> Packed:
-        """Pack these values anew; the rest's are read where they lie."""
+        """Copy the values of entries in tiles into their order; the others are read by ``perm``."""
         if values is None:
             return Packed()
         numbers = operands.numbers(perm)

@@ -180,7 +180,7 @@ def _decide(A: "SGT", costs: Costs) -> tuple[SlabChoice, ColumnCounts] | None:
 def _choose(
     figures: Array, costs: Costs, height: int, *, share: float = 1.0, doubt: float = 1.0
 ) -> SlabChoice | None:
-    """Choose the cheapest of all columns everywhere and what each window does best; or None.
+    """Choose how many entries a column needs to go to tiles, by window; None if none pay.
 
     ``share`` is that of all windows that is looked at, ``doubt`` that of what must be saved which
     is enough.
