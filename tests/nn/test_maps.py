@@ -237,6 +237,7 @@ def called_parts(layer, name, x, edge_index):
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo's
 @pytest.mark.filterwarnings("ignore:.*there are global hooks on modules:UserWarning")  # likewise
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not:UserWarning")  # it
 @pytest.mark.parametrize(("name", "kind", "way"), CASES)
 def test_an_exchanged_map_is_called(name, kind, way):
     theirs, ours, args = pair(name, way)
