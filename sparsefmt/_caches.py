@@ -39,10 +39,10 @@ def store(container: T) -> T:
 def clear_caches() -> None:
     """Drop what the package keeps between calls, apart from what belongs to a graph.
 
-    Among these are graphs that were made of an ``edge_index``, plans that were priced, constants
-    that ``optimize`` computed of graphs, and how launches of a shape are cut.  All is made again
-    when it is needed, with the same results.  Kernels that are loaded stay, since CUDA graphs may
-    launch them, and so does what a ``Graph`` or a matrix has built of itself, which goes with it.
+    Among these are graphs that were made of an ``edge_index``, plans that were priced, and how
+    launches of a shape are cut.  All is made again when it is needed, with the same results.
+    Kernels that are loaded stay, since CUDA graphs may launch them, and so does what a ``Graph`` or
+    a matrix has built of itself and what ``optimize`` has computed of it, which goes with it.
 
     Notes
     -----

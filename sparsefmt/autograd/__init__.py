@@ -2,6 +2,7 @@
 
 import warnings
 from importlib import import_module
+from importlib.util import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from .._lazy import facade
@@ -55,6 +56,8 @@ _LEAVING = {
     "tensors.prepare": "GraphLike graph_tensors has_tiles",
     "tensors.shared": "Shared local_of shared",
     "tensors.types": "check_ids",
+    ".model.pyg_layers": "against_pyg_layer layer_of_pyg",
+    ".model.state": "holdings is_graph",
 }
 __all__, _resolve, __dir__ = facade(__name__, _MODULES)
 
@@ -62,7 +65,7 @@ __all__, _resolve, __dir__ = facade(__name__, _MODULES)
 def __getattr__(name: str) -> Any:
     for module, names in _LEAVING.items():
         if name in names.split():
-            place = f"{__name__}.{module}"
+            place = resolve_name(f".{module}", __name__)
             text = f"{__name__}.{name} leaves in the next release: import it from {place}."
             warnings.warn(text, DeprecationWarning, stacklevel=2)
             return getattr(import_module(place), name)

@@ -88,7 +88,7 @@ class Planned:
 
 
 #: Number of each graph, never used again.
-_NUMBERS: Any = store(WeakIdKeyDictionary())
+_NUMBERS: Any = WeakIdKeyDictionary()
 _COUNT = count()
 #: Seconds of trees by graph, sizes, dtype and whether it trains.
 _REMEMBERED: dict[Any, dict[Tree, float]] = store({})

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import Module, Parameter, Sequential
 from torch.utils.weak import WeakIdKeyDictionary
 
-from .._caches import store
 from ..autograd import as_graph, spmm
 from ..autograd.maps import calls_forward_alone, read_map
 from ..autograd.tensors.order import own_values
@@ -230,7 +229,7 @@ def type_name(kind: type) -> str:
 # Graphs and diagonals, kept with the graph that they are made of
 
 
-_KEPT: Any = store(WeakIdKeyDictionary())
+_KEPT: Any = WeakIdKeyDictionary()
 
 
 def _cached(graph: GraphOrShared, key: Any, make: Callable[[], Any]) -> Any:

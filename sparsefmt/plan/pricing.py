@@ -36,7 +36,7 @@ class Work(NamedTuple):
 #: Seconds of an exchange, and of each byte that a process receives: of two GPUs of a node, as
 #: docs/scaling.md fits them, and of processes on one machine by gloo, assumed.  A plan adds them to
 #: the seconds of other primitives; layers without one have no constants of a device, and compare
-#: rows by ``ROWS_OF_EXCHANGE`` of ``distributed/aggregation.py``.
+#: rows by ``ROWS_OF_EXCHANGE`` of ``distributed/graph.py``.
 NVLINK, GLOO = (1.7e-5, 3.2e-12), (2e-4, 1e-9)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sparsefmt import CSR, DeviceError, DtypeError, Graph, ShapeError, UnsupportedError
-from sparsefmt.ops import maxk
+from sparsefmt.ops import maxk, message_aggregate, spgemm
 from sparsefmt.ops.engine import table
 from sparsefmt.ops.engine.bind import bind
 from sparsefmt.ops.engine.table import FIRST, OUT
@@ -197,3 +197,13 @@ def test_other_devices_are_refused(op, arg):
     values[name] = valid(op, arg)
     with pytest.raises(DeviceError, match=is_of(name, "is on cpu but A is on cuda:0: move one")):
         bind(op, matrix_for(op).to("cuda"), **values)
+
+
+def test_a_vector_in_the_place_of_balanced_features_is_refused():
+    with pytest.raises(DtypeError, match="S is a ndarray: give a CBSR"):
+        spgemm(A, np.ones(A.n_cols, F32))
+
+
+def test_an_array_in_the_place_of_a_word_is_refused():
+    with pytest.raises(UnsupportedError, match="^message is array"):
+        message_aggregate(A, None, np.ones((A.nnz, 4), F32), message=np.ones(2))

@@ -13,6 +13,8 @@ OTHERS = {
     "_caches.py": "the registry itself",
     "autograd/tensors/reports.py": "memory that a kernel may still write to",
     "graph/built.py": "registered by storeys above",
+    "model/composition.py": "numbers of living graphs, beside a store that is registered",
+    "model/layers.py": "what belongs to living graphs",
     "ops/engine/bind.py": "registered by the torch layer",
     "ops/engine/call.py": "registered by the torch layer",
     "ops/engine/explain.py": "registered by the torch layer",

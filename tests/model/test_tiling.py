@@ -155,7 +155,7 @@ def test_explaining_runs_the_model_as_planned_and_leaves_no_trace(device):
     plans = dict(found.layers)
     found.kernels()  # what is computed once of a graph
     names = [kernel.op for kernel in found.kernels()]
-    assert {"spmm", "spmm_with_own"} & {*names}
+    assert "spmm" in names
     assert len(names) == len({str(kernel) for kernel in found.kernels()})
     assert "kernels of a forward:" in found.explain()
     assert str(found.kernels()[0]) in found.explain()

@@ -1,7 +1,7 @@
 """One row for each operation: its arguments, results, kernels and price.
 
-``choose`` picks a kernel from the row and explains it, the torch layer makes a library op of it,
-``jit.compile_all`` compiles its kernels, and the planner prices by it.
+``call`` picks a kernel from the row, ``explain`` says why, the torch layer makes a library op of
+it, ``jit.compile_all`` compiles its kernels, and the planner prices by it.
 """
 
 from collections.abc import Callable, Iterator
@@ -83,7 +83,8 @@ class Arg:
             check = "vectors" if self.rows == "heads" else "scores" if self.score else check
             check = "balanced" if self.balanced else check
         self.__dict__.update(check=check, widens=check in ("factor", "scores", "vectors"))
-        self.__dict__["quick"] = (1,) if self.alike == "dtype" else self.axes
+        axes = (1,) if self.alike == "dtype" else self.axes
+        self.__dict__["quick"] = () if self.balanced else axes
         if self.like and check != "factor":
             self.__dict__["behind"] = _BEHIND.get(self.alike)
 

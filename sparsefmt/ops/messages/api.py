@@ -77,7 +77,8 @@ def message_aggregate(
     "Strategies for pre-training graph neural networks" (ICLR'20), equation A.1.
     """
     options = {"message": message, "reduce": reduce}
-    features = {} if message == "copy_edge" and X is None else {"X": X}
+    edges_alone = X is None and isinstance(message, str) and message == "copy_edge"
+    features = {} if edges_alone else {"X": X}
     A, message, reduce, E, *x, out = bind(MESSAGE_AGGREGATE, A, **options, E=E, **features, out=out)
     csr, numbers = numbered_csr(structure(A))
     args = x[0] if x else None, E, numbers, message, reduce
