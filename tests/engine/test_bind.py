@@ -205,5 +205,5 @@ def test_a_vector_in_the_place_of_balanced_features_is_refused():
 
 
 def test_an_array_in_the_place_of_a_word_is_refused():
-    with pytest.raises(UnsupportedError, match="^message is array"):
+    with pytest.raises(UnsupportedError, match=r"^message is array"):
         message_aggregate(A, None, np.ones((A.nnz, 4), F32), message=np.ones(2))
