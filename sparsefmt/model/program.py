@@ -23,7 +23,7 @@ Stamp = tuple["ref[Tensor]", int]
 
 
 class Weighted(NamedTuple):
-    """A graph with values for its entries: in CSR order, those of a shared one as its edges."""
+    """A graph and values: in CSR order, or for a ``Shared`` graph in the order of its edges."""
 
     graph: Any
     values: Tensor
@@ -100,7 +100,7 @@ class Program:
         self._cache: tuple[list[Stamp], int, dict[Any, Any]] | None = None
 
     def __call__(self, values: Values, functions: Functions) -> Any:
-        """Compute the tree of these values."""
+        """Compute the tree: values by leaf's name, functions by kind of step."""
         results = dict(values)
         if not self._of_constants:
             _run(self._of_inputs, results, functions)
@@ -124,7 +124,7 @@ class Program:
                 _run(self._of_constants, results, functions)
             made = {key: results[key] for key, *_ in self._of_constants}
             self._cache = stamps, times_forgotten(values), made
-        note(self._cache[2])
+        note(self._cache[2])  # a CUDA graph that is being recorded keeps it for its replays
         return self._cache[2]
 
     def _is_fresh(self, values: Values) -> bool:

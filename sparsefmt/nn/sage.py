@@ -139,6 +139,7 @@ class SAGEConv(Convolution):
             ``size`` is not that of the graph.
         """
         if size is None and edge_weight is None:
+            # ``optimize`` may have set a plan, where nothing is normalised; None: run this code.
             y: Tensor | None = None if self._plan is None else self._plan(self, x, edge_index)
             if y is not None:
                 return y
@@ -198,7 +199,7 @@ class SAGEConv(Convolution):
             check_map(self.lin_r, ends.target, names[1])
 
     def _width_of_neighbours(self, width: int) -> int:
-        """Return the number of features that come out of the aggregation of ``width``."""
+        """Return the width behind the aggregation: of each reduction, or as PyG's module tells."""
         if self._reductions:
             return width * len(self._reductions)
         return width_of(self.aggr_module, width)

@@ -21,12 +21,12 @@ class TensorStore:
     def __init__(self, leaf: Any, built: Built | None = None) -> None:
         self.device: Any = getattr(leaf, "device", None)  # a tracer's leaf may be anything
         self._built = Built() if built is None else built
-        self._marks: dict[Any, Report] = {}  # of what a stream may still be making
+        self._marks: dict[Any, Report] = {}  # reports on what a stream may still make
 
     def kept(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
         """Return the tensor that ``make()`` returned for ``key`` at the first call.
 
-        Where ``torch.compile`` traces or a CUDA graph is captured it is made anew.
+        Anew where ``torch.compile`` traces, and in a capture unless it is there and done.
         """
         if torch.compiler.is_compiling():
             return make()
@@ -66,8 +66,8 @@ class TensorStore:
 class Side(TensorStore):
     """One orientation of a structure: CSR of ``A``, or of its transpose.
 
-    ``perm`` tells the number of each entry in the order of the edge values, None where it is its
-    own; ``plan`` holds the arrays of ``CSR.chunks`` on a GPU and is empty on the CPU.
+    ``perm`` tells the place of each entry in ``csr_values``, in CSR order of the graph, None for
+    its rows; ``plan`` holds the arrays of ``CSR.chunks`` on a GPU and is empty on the CPU.
     ``structure`` is what the launchers of a GPU read, and ``built`` what they find by its place in
     memory, so that a library op takes the structure alone; None on the CPU and for a tracer's
     leaves.  The tensors that are made of it go with the last side over the same arrays.

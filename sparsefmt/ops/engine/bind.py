@@ -56,7 +56,7 @@ _libraries: dict[type, Library] = {}
 
 
 def register_library(graph: type, library: Library) -> None:
-    """Use ``library`` for the arguments of calls with graphs of that class."""
+    """Check calls whose ``A`` is of that class by ``library``: torch's ``GraphTensors``."""
     _libraries[graph] = library
 
 
@@ -75,7 +75,7 @@ def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
         if checks.DEBUG:
             A.check()
     else:
-        library = _libraries.get(type(A)) or sparse(A)
+        library = _libraries.get(type(A)) or sparse(A)  # which raises
         kind, place, shape = library.kind, A.device, (A.n_rows, A.n_cols)
         args = library.cast(op, A, args)
     floats, layout, named, results = library.floats, library.layout, op.named, [A]
@@ -118,7 +118,7 @@ def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
             value = arg.test(name, value)
         elif check == "precision":
             precision(value, *bound[FIRST])
-        elif check == "out":
+        elif check == "out":  # None has passed above: ``call`` allocates
             inputs = [bound[each.name][1] if each.name in bound else None for each in op.arguments]
             ((wanted, of),) = op.results(A, *inputs)
             value = output(value, shape=wanted, like=of, inputs=inputs, A=A)

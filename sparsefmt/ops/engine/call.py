@@ -1,4 +1,4 @@
-"""The one path to a kernel: choose it for a case, prepare its launches, and launch them.
+"""The one path from a row of the table to its kernels: choose, prepare, launch.
 
 ``call`` takes a row of the table and arguments that have been checked.  On a GPU ``Memory.case``
 lists what launches depend on: dtypes, widths, strides and alignment of the arrays, the options, and
@@ -64,7 +64,8 @@ class Launcher:
     ``prepare(S, m, *arguments, out=..., **options)`` returns the ``Prepared`` launches, or for a
     case that needs more a function ``(S, *arguments, out=..., **options)``, which is called in
     their place.  It may depend on what ``Memory.case`` lists, on ``sizes(S)``, and on what
-    structures that are ``alike`` share, but on no other number of rows or entries.
+    structures built in one layout share (``Structure.alike``; that of a CSR shares nothing), but on
+    no other number of rows or entries.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
                 break
         else:
             raise _refusal(row, A, args, options)
+        # Chosen anew, a Launcher comes back here as a row of its own, whose launches are kept.
         if S is None or anew or type(kernel.run) is not Launcher:
             try:
                 out = kernel.run(A, *args, **options)
