@@ -283,7 +283,7 @@ class Attention(Passing):
                 "add_self_loops is True beside a graph that processes share, whose sources are "
                 "other vertices than its targets: give add_self_loops=False."
             )
-        return ends.here()
+        return ends.local()
 
     def _without_heads(self, y: Tensor) -> Tensor:
         """Join heads, (n, heads, out_channels), side by side or by their mean."""

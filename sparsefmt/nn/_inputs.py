@@ -98,14 +98,14 @@ class Ends(NamedTuple):
     alike: bool
     away: Any = None
 
-    def here(self) -> "Ends":
-        """Split a graph that processes share into that of the entries here and the whole."""
+    def local(self) -> "Ends":
+        """Split a graph that processes share into this process's entries and the whole."""
         away = shared(self.graph)
         return self if away is None else self._replace(graph=away.local, away=away)
 
     def gathered(self) -> "Ends":
-        """Return the graph of the entries here, and features of all its sources."""
-        ends = self.here()
+        """Return the graph of this process's entries, and features of all its sources."""
+        ends = self.local()
         if ends.away is None:
             return self
         return ends._replace(source=ends.away.extended(ends.source))

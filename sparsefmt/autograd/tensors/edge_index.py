@@ -118,12 +118,12 @@ def _fits(entry: _Entry, value: Any, of_columns: Any, of_rows: Any) -> bool:
     return entry.shape == (n if of_rows is None else _length(of_rows), n)
 
 
-def turned(graph: Any, given: Any) -> Any:
+def turned(graph: Any, edge_index: Any) -> Any:
     """Return the graph whose messages flow the other way, its edges in the same order.
 
-    ``graph`` is that of ``given``, from ``as_graph``; anything else comes back as it is.
+    ``graph`` is that of ``edge_index``, from ``as_graph``; anything else comes back as it is.
     """
-    if is_adj_t(given):
+    if is_adj_t(edge_index):
         raise UnsupportedError(
             "flow is 'target_to_source' but edge_index is a sparse matrix, whose rows are targets: "
             "give its transpose, adj_t.t(), and leave flow out."

@@ -424,11 +424,11 @@ def _headed(X: Array) -> Array:
 
 
 def _shaped(
-    A: Format, w: Weights, given: tuple[Any, ...], dq: Array, dk: Array, dv: Array, datt: Array,
+    A: Format, w: Weights, arguments: tuple[Any, ...], dq: Array, dk: Array, dv: Array, datt: Array,
     ds: Array,
 ) -> Gradients:  # fmt: skip
     """Shape gradients as the arguments; of values that are keys with those of the keys."""
-    queries, keys, values, att = given
+    queries, keys, values, att = arguments
     return (
         dq.reshape(queries.shape),
         (dk if values is not None else dk + dv).reshape(keys.shape),
