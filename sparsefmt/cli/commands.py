@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from ..errors import ShapeError
 from ..formats.base import Format, FormatName
 from ..formats.sgt import check_tile
-from ..ops.engine.waiting import told
+from ..ops.engine.jit import told
 from ..stats import TILES
 from . import doctor as medicine
 from . import tables

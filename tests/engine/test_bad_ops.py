@@ -384,7 +384,7 @@ A, X = sparsefmt.from_dense(np.eye(3, dtype=np.float32)), np.ones((3, 2), np.flo
 if sys.argv[1] != "unused":
     ops.spmm(A, X)
 else:
-    import sparsefmt.ops.engine.cpu
+    import sparsefmt.ops.engine.loops
 child = os.fork()
 if not child:
     try:

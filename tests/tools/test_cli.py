@@ -18,7 +18,7 @@ from sparsefmt import cli, errors, plot
 from sparsefmt import io as graph_io
 from sparsefmt.cli import commands, demo, doctor, planning
 from sparsefmt.generate import power_law
-from sparsefmt.ops.engine import waiting
+from sparsefmt.ops.engine import jit
 
 ROOT = Path(__file__).resolve().parents[2]
 MTX = "%%MatrixMarket matrix coordinate real general\n3 4 3\n1 2 0.5\n3 1 0\n3 4 -2\n"
@@ -231,10 +231,10 @@ def test_progress_is_shown_on_a_terminal_only(folder, monkeypatch):
 def test_progress_says_when_it_waits_for_a_compiler(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "100")
-    waiting.tell()  # nobody listens
+    jit.tell()  # nobody listens
     with commands._progress(1) as step:
         step("CSR @ X")
-        waiting.tell()
+        jit.tell()
     assert "CSR @ X: compiling" in capsys.readouterr().err
 
 

@@ -15,7 +15,7 @@ from ...ops.attention.gat.small import rounded
 from ...ops.edges.api import SDDMM
 from ...ops.engine import small
 from ...ops.engine.call import call
-from ...ops.engine.cpu_arrays import wide
+from ...ops.engine.small import wide
 from ...ops.engine.structure import Structure, built_at, tiled
 from ...ops.engine.table import Kernel, Op, deferred, unchecked
 from ...ops.matmul import cuda_aggregate as matmul_cuda_aggregate

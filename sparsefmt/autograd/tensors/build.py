@@ -16,7 +16,7 @@ from ...graph.edges import Edges
 from ...interop.torch import from_tensor
 from ...ops.engine import build
 from ...ops.engine.build import Findings, Layout
-from ...ops.engine.launch import ITEMSIZE
+from ...ops.engine.jit import ITEMSIZE
 from ...ops.engine.structure import Sizes, Structure, exact
 from ..engine.memory import DTYPES, NAMES, out_of_inference
 from .reports import LINE, Report, progress_of

@@ -13,11 +13,10 @@ import numpy as np
 from ...formats.arrays import Array
 from ...formats.cbsr import column_dtype
 from ...formats.compressed import CSR
-from ..engine.cpu import writing
-from ..engine.cpu_arrays import factors_at_entries, flat, packed, values_of
 from ..engine.lanes import lanes, prefetch, width_of
-from ..engine.loops import AHEAD, INLINED, NARROW, Loop, inlined, parallel, rows_of
+from ..engine.loops import AHEAD, INLINED, NARROW, Loop, inlined, parallel, rows_of, writing
 from ..engine.memory import rows_apart
+from ..engine.small import factors_at_entries, flat, packed, values_of
 from ..matmul.cpu import weight_of
 from . import cpu_maxk
 

@@ -14,8 +14,7 @@ from ...formats.arrays import VALUE_DTYPES, Array, is_cupy, namespace
 from ...formats.cbsr import column_dtype
 from ...formats.compressed import CSR
 from ..engine import jit
-from ..engine.jit import Launch
-from ..engine.launch import ITEMSIZE, fill, on_stream, row_bytes, view
+from ..engine.jit import ITEMSIZE, Launch, fill, on_stream, row_bytes, view
 from ..engine.memory import Memory, memory_of
 from ..engine.structure import Structure, structure_of
 from ..matmul.cuda import DENSE_ROWS, SCALED_SUM

@@ -12,8 +12,7 @@ from ...formats.arrays import VALUE_DTYPES, Array, finish, import_cupy
 from ...formats.compressed import CSR
 from ...reorder import Order
 from ..engine import jit
-from ..engine.jit import Launch
-from ..engine.launch import ITEMSIZE, capturing, fill
+from ..engine.jit import ITEMSIZE, Launch, capturing, fill
 from ..engine.memory import memory_of
 from ..engine.structure import Structure, csr_of, csr_over, structure_of
 from ..matmul import cuda as matmul_cuda

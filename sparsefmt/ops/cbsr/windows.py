@@ -14,7 +14,7 @@ from ...formats.arrays import Array, allocating, finish, is_cupy, namespace, on_
 from ...formats.built import Built
 from ...formats.compressed import CSR
 from ...reorder import Order
-from ..engine.launch import capturing
+from ..engine.jit import capturing
 from ..engine.structure import Deciding
 
 #: As in sspmm.cu: a word holds the row in its window, and above it the column in its part.

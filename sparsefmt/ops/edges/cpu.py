@@ -7,8 +7,6 @@ import numpy as np
 
 from ...formats.arrays import Array
 from ...formats.compressed import CSR
-from ..engine.cpu import writing
-from ..engine.cpu_arrays import factors_at_entries, flat, packed, wide
 from ..engine.lanes import (
     add_product,
     beats,
@@ -25,7 +23,8 @@ from ..engine.lanes import (
     where,
     width_of,
 )
-from ..engine.loops import AHEAD, NARROW, dot, inlined, parallel, rows_of
+from ..engine.loops import AHEAD, NARROW, dot, inlined, parallel, rows_of, writing
+from ..engine.small import factors_at_entries, flat, packed, wide
 
 
 @parallel

@@ -8,8 +8,7 @@ from ...formats.arrays import VALUE_DTYPES
 from ...formats.chunks import LONG_ROW
 from ...formats.compressed import CSR
 from ..engine import jit
-from ..engine.jit import Launch
-from ..engine.launch import ITEMSIZE, fill, row_bytes
+from ..engine.jit import ITEMSIZE, Launch, fill, row_bytes
 from ..engine.memory import memory_of
 from ..engine.structure import Structure, exact, structure_of
 

@@ -8,7 +8,7 @@ import numpy as np
 from ...formats.arrays import Array
 from ...formats.compressed import CSR
 from ..engine import small
-from ..engine.cpu_arrays import factors_at_entries, wide
+from ..engine.small import factors_at_entries, wide
 
 #: Features that are gathered at a time: 4 MB of two float32 operands.
 _PART = 1 << 19

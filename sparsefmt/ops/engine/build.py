@@ -19,7 +19,7 @@ from ...formats.chunks import (
     multiprocessors,
 )
 from . import jit
-from .launch import ITEMSIZE
+from .jit import ITEMSIZE
 from .structure import Sizes, Structure
 
 _FILE, _SMALL_FILE = "engine/build.cu", "engine/build_small.cu"

@@ -24,9 +24,9 @@ from ...formats.convert import numbered_csr
 from . import table
 from .jit import Launch
 from .memory import Memory, memories, memory_of
-from .order import in_csr_order, in_own_order
 from .structure import Structure, has_tiles, structure_of, tiled
 from .table import Kernel, Op
+from .transpose import in_csr_order, in_own_order
 
 
 class Question(Protocol):

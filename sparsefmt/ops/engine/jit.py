@@ -12,17 +12,21 @@ import ctypes
 import os
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib import import_module
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..._caches import cache
-from ...errors import DeviceError, KernelLaunchError
+from ...errors import DeviceError, KernelLaunchError, UnsupportedError
 from ...formats import checks
-from ...formats.arrays import import_cupy
-from . import waiting
+from ...formats.arrays import Array, import_cupy
 
 OPTIONS = ("-std=c++17",)
 THREADS = 256
@@ -292,7 +296,7 @@ def compile_all() -> int:
 
 def _compile(device: int, file: str, name: str) -> tuple[Any, int]:
     cupy = import_cupy()
-    waiting.tell()
+    tell()
     try:
         module = cupy.RawModule(code=source(file), options=OPTIONS, name_expressions=[name])
         found = module, int(module.get_function(name).kernel.ptr)
@@ -312,3 +316,89 @@ def source(file: str) -> str:
         name = header.relative_to(folder).as_posix()
         text = text.replace(f'#include "{name}"', header.read_text())
     return text
+
+
+# Who is told when a compiler is waited for: the command line says so
+
+_told: ContextVar[Callable[[], object] | None] = ContextVar("told", default=None)
+
+
+@contextmanager
+def told(function: Callable[[], object]) -> Iterator[None]:
+    """Call the function before each loop or kernel that is compiled in this context."""
+    token = _told.set(function)
+    try:
+        yield
+    finally:
+        _told.reset(token)
+
+
+def tell() -> None:
+    """Call the function that waits to hear of a compilation."""
+    function = _told.get()
+    if function is not None:
+        function()
+
+
+# What every launcher counts with: sizes of values, bytes of rows, memory set to a byte
+
+ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
+
+
+def stream() -> int:
+    """Return the address of CuPy's current stream."""
+    return int(import_cupy().cuda.get_current_stream().ptr)
+
+
+def row_bytes(stride: int, dtype: str) -> int:
+    """Count the bytes from one row to the next."""
+    found = stride * ITEMSIZE[dtype]
+    if found >= 2**32:
+        raise UnsupportedError(
+            f"rows of features lie {found} bytes apart: kernels count to 2**32, cut the features."
+        )
+    return found
+
+
+def fill(pointer: int, size: int, byte: int, stream: int) -> None:
+    """Set ``size`` bytes from the pointer on to one value, on that stream."""
+    runtime = import_cupy().cuda.runtime
+    try:
+        runtime.memsetAsync(pointer, byte, size, stream)
+    except runtime.CUDARuntimeError as error:
+        raise KernelLaunchError(f"filling {size} bytes: {error}") from error
+
+
+def capturing(stream: int) -> bool:
+    """Return True if a CUDA graph is being captured from that stream."""
+    return bool(import_cupy().cuda.runtime.streamIsCapturing(stream))
+
+
+def view(pointer: int, shape: tuple[int, ...], dtype: str) -> Array:
+    """Make a CuPy array over memory that others own, and keep as long as it is read."""
+    cupy = import_cupy()
+    size = prod(shape) * np.dtype(dtype).itemsize
+    if not size:
+        return cupy.empty(shape, dtype)
+    memory = cupy.cuda.UnownedMemory(pointer, size, None)
+    return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+
+class _Stream:
+    """A stream by its address, as CuPy takes it over."""
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.address
+
+
+def on_stream(address: int) -> AbstractContextManager[object]:
+    """Return a context in which CuPy's operations run on that stream."""
+    if address == stream():
+        return nullcontext()
+    found: AbstractContextManager[object] = import_cupy().cuda.Stream.from_external(
+        _Stream(address)
+    )
+    return found

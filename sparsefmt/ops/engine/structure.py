@@ -11,7 +11,7 @@ from ...formats.arrays import Array
 from ...formats.built import Built
 from ...formats.chunks import Chunks
 from ...formats.compressed import CSR
-from .launch import view
+from .jit import view
 
 #: Addresses of ``indptr`` and ``indices``, n_rows, n_cols, nnz: matrices of other shapes may lie on
 #: the same arrays.

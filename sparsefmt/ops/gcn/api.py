@@ -18,8 +18,8 @@ from ...formats.arrays import (
 from ...formats.base import Format
 from ..engine.bind import bind, flag
 from ..engine.call import call
-from ..engine.order import in_own_order
 from ..engine.table import Arg, Kernel, Op, Price, deferred
+from ..engine.transpose import in_own_order
 from . import cuda
 
 

@@ -12,9 +12,8 @@ from ...formats import primitives
 from ...formats.arrays import Array
 from ...formats.compressed import CSR
 from ...formats.coo import COO
-from ..engine.cpu import writing
-from ..engine.cpu_arrays import values_of
-from ..engine.loops import parallel, rows_of
+from ..engine.loops import parallel, rows_of, writing
+from ..engine.small import values_of
 
 #: Compiled for one thread: entries in any order add to any vertex.
 serial = numba.njit(cache=True, nogil=True)

@@ -14,7 +14,7 @@ from ...formats.chunks import LONG_ROW
 from ...formats.compressed import CSR
 from ...formats.coo import COO
 from ..engine import jit
-from ..engine.launch import ITEMSIZE, fill
+from ..engine.jit import ITEMSIZE, fill
 from ..engine.memory import memory_of
 from ..engine.structure import Structure, exact, structure_of
 

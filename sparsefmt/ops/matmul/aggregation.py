@@ -14,9 +14,8 @@ from ...formats.convert import numbered_csr
 from ..engine.bind import ARRAYS, bind, same_dtype, sparse
 from ..engine.call import call
 from ..engine.explain import remark
-from ..engine.order import in_own_order
 from ..engine.table import FIRST, SCALES, Arg, Op, Price, csr_kernels
-from ..engine.transpose import Transpose, transpose_of
+from ..engine.transpose import Transpose, in_own_order, transpose_of
 from . import cuda_aggregate
 from .api import SPMM, VALUES, price_of_rows
 

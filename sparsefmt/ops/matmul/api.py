@@ -23,7 +23,6 @@ from ...formats.convert import numbered_csr
 from ..engine.bind import BF16, bind, structure
 from ..engine.call import call, convert_to_csr
 from ..engine.memory import memory_of
-from ..engine.order import in_own_order
 from ..engine.table import (
     PRECISION,
     SCALES,
@@ -35,7 +34,7 @@ from ..engine.table import (
     deferred,
     unchecked,
 )
-from ..engine.transpose import Transpose, transpose_of
+from ..engine.transpose import Transpose, in_own_order, transpose_of
 from ..tiles import kernels as tiles_kernels
 from ..tiles.costs import COSTS, Costs
 from . import cuda, small

@@ -12,8 +12,6 @@ import numpy as np
 from ...formats.arrays import Array
 from ...formats.compressed import CSR
 from ...formats.coo import COO
-from ..engine.cpu import writing
-from ..engine.cpu_arrays import flat, values_of
 from ..engine.lanes import (
     add_product,
     beats,
@@ -28,7 +26,8 @@ from ..engine.lanes import (
     where,
     width_of,
 )
-from ..engine.loops import AHEAD, NARROW, WIDE, by_tiles, inlined, parallel, rows_of
+from ..engine.loops import AHEAD, NARROW, WIDE, by_tiles, inlined, parallel, rows_of, writing
+from ..engine.small import flat, values_of
 from .cuda import shape_of_heads
 
 

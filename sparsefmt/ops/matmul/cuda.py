@@ -15,7 +15,7 @@ from ...formats.compressed import CSR
 from ...formats.coo import COO
 from ..engine import jit
 from ..engine.call import Launcher, Prepared
-from ..engine.launch import ITEMSIZE, fill, row_bytes
+from ..engine.jit import ITEMSIZE, fill, row_bytes
 from ..engine.memory import Memory, memory_of
 from ..engine.structure import Structure, structure_of
 

@@ -10,7 +10,7 @@ from ...formats.convert import numbered_csr
 from ...formats.coo import COO
 from ...formats.sparsetools import add_product
 from ..engine import small
-from ..engine.cpu_arrays import wide
+from ..engine.small import wide
 from .cuda import shape_of_heads
 
 

@@ -11,9 +11,8 @@ from ...formats.compressed import CSR
 from ...formats.convert import numbered_csr
 from ..engine.bind import bind, structure, word
 from ..engine.call import call
-from ..engine.order import in_csr_order
 from ..engine.table import Arg, Op, Price, csr_kernels, unchecked
-from ..engine.transpose import Transpose, transpose_of
+from ..engine.transpose import Transpose, in_csr_order, transpose_of
 from . import cuda
 
 MESSAGES, REDUCTIONS = tuple(cuda.SUMS), ("sum", "mean")

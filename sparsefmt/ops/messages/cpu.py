@@ -7,9 +7,9 @@ import numpy as np
 
 from ...formats.arrays import Array
 from ...formats.compressed import CSR
-from ..engine import cpu, cpu_arrays
+from ..engine import small
 from ..engine.lanes import add_product, beats, load, prefetch, product, store, where
-from ..engine.loops import AHEAD, by_tiles, inlined, parallel, rows_of
+from ..engine.loops import AHEAD, by_tiles, inlined, parallel, rows_of, writing
 from .cuda import COMBINATIONS, GRADIENTS, SUMS
 
 _MUL, _ADD, _RELU_ADD, _COPY = SUMS.values()
@@ -160,7 +160,7 @@ def _numbered(A: CSR, perm: Array | None) -> tuple[Array, Array]:
 
 def _or_nothing(a: Array | None, like: Array) -> tuple[Array, int]:
     """Return the memory of features, an empty one where there are none."""
-    return cpu_arrays.flat(np.empty((0, 0), like.dtype) if a is None else a)
+    return small.flat(np.empty((0, 0), like.dtype) if a is None else a)
 
 
 def message_aggregate(
@@ -169,8 +169,8 @@ def message_aggregate(
 ) -> Array:  # fmt: skip
     """Compute ``out[i] = reduce of m(x[j], edges[perm[e]])`` over the entries of row i."""
     out = np.empty((A.n_rows, edges.shape[1]), edges.dtype) if out is None else out
-    given = _or_nothing(None if message == "copy_edge" else x, edges), cpu_arrays.flat(edges)
-    with cpu.writing(out) as (sums, pieces):
+    given = _or_nothing(None if message == "copy_edge" else x, edges), small.flat(edges)
+    with writing(out) as (sums, pieces):
         to, kind = (sums.reshape(-1), out.shape[1]), SUMS[message]
         _sums_of_rows(A.indptr, _numbered(A, perm), *given, to, kind, reduce == "mean", pieces)
     return out
@@ -185,11 +185,11 @@ def message_aggregate_backward(
     shapes = (A.n_rows, feat), (A.nnz if wanted else 0, feat)
     dX, dE = out or (np.empty(shapes[0], dtype), np.empty(shapes[1], dtype))
     x, edges = (None, None) if message == "add" else (x, edges)
-    features = _or_nothing(x, grad), _or_nothing(edges, grad), cpu_arrays.flat(grad)
+    features = _or_nothing(x, grad), _or_nothing(edges, grad), small.flat(grad)
     wide = dE if dE.itemsize >= 4 else np.empty(dE.shape, np.float32)
-    with cpu.writing(dX) as (sums, pieces):
+    with writing(dX) as (sums, pieces):
         to, T = (sums.reshape(-1), feat), _numbered(A, perm)
-        given = T, cpu_arrays.values_of(scale, grad), *features, to, wide.reshape(-1)
+        given = T, small.values_of(scale, grad), *features, to, wide.reshape(-1)
         _gradients_of_columns(A.indptr, *given, GRADIENTS[message], wanted, pieces)
     if wide is not dE:
         with np.errstate(over="ignore", under="ignore"):
@@ -203,9 +203,9 @@ def edge_combine(
 ) -> Array:  # fmt: skip
     """``out[perm[e]] = scale[i] left[i] op right[j]`` for each entry; "left" takes no right."""
     out = np.empty((A.nnz, left.shape[1]), left.dtype) if out is None else out
-    features = cpu_arrays.flat(left), _or_nothing(None if op == "left" else right, left)
-    with cpu.writing(out) as (found, pieces):
+    features = small.flat(left), _or_nothing(None if op == "left" else right, left)
+    with writing(out) as (found, pieces):
         to, T = (found.reshape(-1), left.shape[1]), _numbered(A, perm)
-        given = T, cpu_arrays.values_of(scale, left), *features, to
+        given = T, small.values_of(scale, left), *features, to
         _combinations(A.indptr, *given, COMBINATIONS[op], -1 if op == "sub" else 1, pieces)
     return out

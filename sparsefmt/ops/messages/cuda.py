@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ...formats.arrays import VALUE_DTYPES
 from ...formats.compressed import CSR
 from ..engine import jit
-from ..engine.launch import ITEMSIZE, fill, row_bytes
+from ..engine.jit import ITEMSIZE, fill, row_bytes
 from ..engine.memory import memory_of
 from ..engine.structure import Structure, structure_of
 from ..matmul.cuda import Shape, load_shape

@@ -12,10 +12,9 @@ import numpy as np
 
 from ...formats.arrays import Array
 from ...formats.compressed import CSR
-from ..engine.cpu import writing
-from ..engine.cpu_arrays import flat, values_of
 from ..engine.lanes import lanes, prefetch, width_of
-from ..engine.loops import AHEAD, NARROW, by_tiles, dot, inlined, parallel, rows_of
+from ..engine.loops import AHEAD, NARROW, by_tiles, dot, inlined, parallel, rows_of, writing
+from ..engine.small import flat, values_of
 from ..matmul.cpu import spmm, sum_tile
 from .options import ALL, STRATEGIES, SampleOptions
 

@@ -14,8 +14,7 @@ from ...formats import chunks
 from ...formats.arrays import VALUE_DTYPES
 from ...formats.compressed import CSR
 from ..engine import jit
-from ..engine.jit import Launch
-from ..engine.launch import ITEMSIZE, fill, row_bytes
+from ..engine.jit import ITEMSIZE, Launch, fill, row_bytes
 from ..engine.memory import Memory, memory_of
 from ..engine.structure import Structure, exact, structure_of
 from ..matmul.cuda import Shape, load_shape, spmm

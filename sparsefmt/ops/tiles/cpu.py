@@ -13,10 +13,9 @@ import numpy as np
 from ...formats.arrays import Array
 from ...formats.sgt import SGT
 from ..cbsr.cpu import scaled_row
-from ..engine.cpu import writing
-from ..engine.cpu_arrays import flat, values_of
 from ..engine.lanes import add_product, lanes, load, prefetch, store, width_of
-from ..engine.loops import AHEAD, NARROW, by_tiles, dot, inlined, parallel, rows_of
+from ..engine.loops import AHEAD, NARROW, by_tiles, dot, inlined, parallel, rows_of, writing
+from ..engine.small import flat, values_of
 from ..matmul.cpu import weight_of
 
 #: Entries unpacked at a time: 16 KiB beside the rows of a window.  1.04x over 256, as fast as 4096.

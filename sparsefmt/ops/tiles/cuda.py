@@ -11,7 +11,7 @@ from typing import Any
 from ..._caches import lru_cache
 from ...formats.sgt import SGT
 from ..engine import jit
-from ..engine.launch import ITEMSIZE, row_bytes
+from ..engine.jit import ITEMSIZE, row_bytes
 from ..engine.memory import memory_of
 from ..engine.structure import Structure
 from .cells import SLAB

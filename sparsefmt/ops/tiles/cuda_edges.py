@@ -8,7 +8,7 @@ from ..._caches import lru_cache
 from ...formats.sgt import SGT
 from ..edges.cuda import RESIDENT_BYTES
 from ..engine import jit
-from ..engine.launch import ITEMSIZE, fill, row_bytes
+from ..engine.jit import ITEMSIZE, fill, row_bytes
 from ..engine.memory import memory_of
 from ..engine.structure import Structure
 from .cells import SLAB

@@ -6,8 +6,8 @@ import numpy as np
 
 from ....formats.arrays import Array
 from ....formats.compressed import CSR
-from ...engine.cpu import writing
-from ...engine.cpu_arrays import packed, wide
+from ...engine.loops import writing
+from ...engine.small import packed, wide
 from ...engine.structure import transposed
 from ..score import Forward, GatArguments, heads_and_feat, shape_of
 from . import loops as cpu_gat

@@ -14,7 +14,7 @@ from ....formats.compressed import CSR
 from ...edges import cuda as edges_cuda
 from ...engine import jit
 from ...engine.call import Launcher
-from ...engine.launch import ITEMSIZE, fill
+from ...engine.jit import ITEMSIZE, fill
 from ...engine.memory import Memory, memory_of
 from ...engine.structure import Structure, structure_of, transposed
 from ...matmul.cuda import NARROW, rounded, sizes

@@ -6,8 +6,7 @@ from itertools import product
 from ...._caches import lru_cache
 from ....formats.arrays import VALUE_DTYPES
 from ...engine import jit
-from ...engine.jit import Launch
-from ...engine.launch import ITEMSIZE, row_bytes
+from ...engine.jit import ITEMSIZE, Launch, row_bytes
 from ...matmul.cuda import NARROW, Shape, load_shape, rounded_width
 
 THREADS = 128  # of a block, as in rows.cuh

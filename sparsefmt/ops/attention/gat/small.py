@@ -13,7 +13,7 @@ from ....formats.arrays import Array
 from ....formats.compressed import CSR
 from ....formats.sparsetools import add_product, add_transposed_product
 from ...engine import small
-from ...engine.cpu_arrays import wide
+from ...engine.small import wide
 from ..score import Forward, GatArguments, heads_and_feat, heads_of, shape_of, sums_dtype
 
 #: Work on the score of an entry, in multiply-adds of features.

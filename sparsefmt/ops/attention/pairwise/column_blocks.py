@@ -13,7 +13,7 @@ from ....formats import chunks as formats_chunks
 from ....formats import primitives
 from ....formats.arrays import Array, allocating, elementwise, finish, namespace, on_device_of
 from ....formats.compressed import CSR
-from ...engine.launch import capturing
+from ...engine.jit import capturing
 from ...engine.structure import Structure, chunk_pointers, csr_of, structure_of
 
 #: Bytes that are gathered from in a block, half of what the L2 holds.  By 24, 48, 64, 100 and all

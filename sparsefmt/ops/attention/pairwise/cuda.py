@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from ...._caches import lru_cache
 from ....formats.compressed import CSR
 from ...engine import jit
-from ...engine.jit import Launch
-from ...engine.launch import ITEMSIZE
+from ...engine.jit import ITEMSIZE, Launch
 from ...engine.memory import Memory, memory_of
 from ...engine.structure import Structure, exact, structure_of, transposed
 from ..gat.cuda import Dropout, dropout_of, zero

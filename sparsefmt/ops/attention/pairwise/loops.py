@@ -11,8 +11,6 @@ import numpy as np
 
 from ....formats.arrays import Array
 from ....formats.compressed import CSR
-from ...engine.cpu import writing
-from ...engine.cpu_arrays import packed, values_of
 from ...engine.lanes import (
     add_product,
     beats,
@@ -27,7 +25,8 @@ from ...engine.lanes import (
     where,
     width_of,
 )
-from ...engine.loops import MIDDLE, NARROW, dot, inlined, parallel, rows_of
+from ...engine.loops import MIDDLE, NARROW, dot, inlined, parallel, rows_of, writing
+from ...engine.small import packed, values_of
 from ...engine.structure import transposed
 from ..gat.loops import Rows, stays
 from ..gat.small import Dropping, dropping_of, narrow

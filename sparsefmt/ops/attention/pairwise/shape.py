@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ...._caches import lru_cache
 from ....formats.arrays import VALUE_DTYPES
 from ...engine import jit
-from ...engine.launch import ITEMSIZE, row_bytes
+from ...engine.jit import ITEMSIZE, row_bytes
 from ..gat.launches import TEAM_BYTES
 
 DOT, ADDITIVE = range(2)  # as in pairwise.cuh
