@@ -29,6 +29,7 @@ from sparsefmt.ops.attention.gat.cuda import (
 )
 from sparsefmt.ops.attention.pairwise import column_blocks as attention_column_blocks
 from sparsefmt.ops.engine import build
+from sparsefmt.ops.engine.memory import Scalar
 from sparsefmt.ops.engine.structure import structure_of, transposed
 from sparsefmt.ops.matmul import cuda as matmul_cuda
 from sparsefmt.ops.matmul import cuda_aggregate as matmul_cuda_aggregate
@@ -281,14 +282,15 @@ def draw_products(A: CSR, X: cupy.ndarray, options: SampleOptions) -> None:
     scale = np.promote_types(X.dtype, np.float32)
     grad, out = cupy.ones((A.n_rows, X.shape[1]), X.dtype), cupy.empty(A.nnz, X.dtype)
     r, c = (cupy.ones(size, scale) for size in A.shape)
+    options = options._replace(seed=Scalar(options.seed or 0))
     sampling_cuda.spmm_sampled_da(A, X, grad, r, c, *options, out=out)
 
 
 def draw_rows(A: CSR, options: SampleOptions) -> None:
     """What is sampled, in rooms of one size and of each row's, by a seed on the device too."""
-    for room, seed in product((options.width, 0), (5, cupy.ones(1, np.int64))):
+    for room, seed in product((options.width, 0), (Scalar(5), cupy.ones(1, np.int64))):
         arrays = [cupy.empty(A.n_rows * room or A.nnz, A.index_dtype) for _ in range(3)]
-        sampling_cuda.sample_rows(A, options._replace(seed=seed), *arrays, room=room)
+        sampling_cuda.sample_rows(A, *arrays, None, seed, *options[1:3], room)
 
 
 def attend(A: CSR, dtype: np.dtype[Any], *, self_loops: bool = False) -> None:

@@ -7,7 +7,7 @@ import pytest
 from sparsefmt.errors import UnsupportedError
 from sparsefmt.ops.engine import call as engine
 from sparsefmt.ops.engine import table
-from sparsefmt.ops.engine.call import Launcher, Prepared, call
+from sparsefmt.ops.engine.call import Launcher, Prepared, Result, call
 from sparsefmt.ops.engine.explain import explaining
 from sparsefmt.ops.engine.memory import register_memory
 from sparsefmt.ops.engine.structure import Structure
@@ -63,7 +63,7 @@ def row(monkeypatch):
             return lambda S, x, *args, **options: call(made, S, Array(x.address, 4), *args)
         names = "indptr", "x", "scale", "workspace_end", "out", "nnz"
         launch = lambda *args: launched.append(args)  # noqa: E731
-        return Prepared(((launch, names),), (x.width,), "float32", (8, 16))
+        return Prepared(((launch, names),), (Result((x.width,), "float32"),), (8, 16))
 
     def refuses(S, x, *_, **__):
         asked.append(x.width)

@@ -297,18 +297,16 @@ def test_rows_are_sampled_into_places_of_their_own(strategy, index_dtype):
     import cupy
 
     from sparsefmt.ops.sampling import cuda as sampling_cuda
-    from sparsefmt.ops.sampling.options import SampleOptions
 
     lengths = np.concatenate([np.arange(40), [577, 0, 1154]])
     A = rows_of(lengths, 30, None, index_dtype)
     B, seed = A.to("cuda"), cupy.full(1, -5, np.int64)
-    options = SampleOptions(seed, 6, strategy)
     expected, numbers = sample_oracle(A, 6, strategy=strategy, seed=-5)
     for room in (6, 0):
         starts = np.arange(len(lengths)) * room if room else A.indptr[:-1]
         size = len(lengths) * room if room else A.nnz
         arrays = [cupy.full(size, -7, index_dtype) for _ in range(3)]
-        sampling_cuda.sample_rows(B, options, *arrays, room=room)
+        sampling_cuda.sample_rows(B, *arrays, None, seed, 6, strategy, room)
         cols, entries, rows = (a.get() for a in arrays)
         free = np.ones(size, bool)
         for row, (at, kept) in enumerate(zip(starts, expected.lengths, strict=True)):

@@ -54,14 +54,20 @@ def _spmm_sampled_dx_on_cuda(
         return grad.new_zeros(S.n_cols, grad.shape[1])
     room = sampling_cuda.room_of_a_row(S.n_rows, S.nnz, how.width)
     cols, entries, rows = indptr.new_empty(3, S.n_rows * room or S.nnz)
-    sampling_cuda.sample_rows(S, how, cols, entries, rows, room=room)
+    sample = how.seed, how.width, how.strategy
+    call(sampling_cuda.sample_rows, S, cols, entries, rows, None, *sample, room)
     t_indptr, rows, perm = _transposed(cols, None if values is None else entries, rows, S.n_cols)
     T = sampling_cuda.without_chunks(
         *((S.n_cols, S.n_rows), rows.shape[0], S.index_dtype),
-        *(t_indptr.data_ptr(), rows.data_ptr()),
+        *(t_indptr.data_ptr(), rows.data_ptr(), S.once(_of_transposes, room)),
     )
     factors = _row_factors(indptr, row_scale, sums_dtype(grad), how)
-    return sampling_cuda.spmm_sampled(T, grad, values, col_scale, factors, perm=perm)
+    return call(sampling_cuda.spmm_sampled, T, grad, values, col_scale, factors, perm=perm)
+
+
+def _of_transposes(S: Structure, room: int) -> dict[Any, Any]:
+    """Return a store for what is prepared for transposed samples with that room for a row."""
+    return {}
 
 
 def _spmm_sampled_dx_on_cpu(
@@ -238,19 +244,6 @@ def _bags(
     return rounded(found, x)
 
 
-SPMM.prefer(
-    Kernel("spmm_csr_embedding_bag", _bags, ("csr",), "cpu", refuses=_against_bags),
-)
-AGGREGATE_BACKWARD.prefer(
-    Kernel(
-        "aggregate_backward_of_graph",
-        _aggregate_backward_of_graph,
-        ("csr",),
-        "gpu",
-        refuses=_not_of_torch,
-    )
-)
-
 # A product to whose rows a part of their own is added
 
 
@@ -295,9 +288,22 @@ def _goes_together(S: Structure, *args: Any, **_: Any) -> list[str]:
 
 
 _NO_OWN = ["no part of each row's own is added"]
-SPMM.prefer(
-    Kernel("spmm_then_own", _spmm_then_own, ("csr",), "gpu", refuses=_goes_together),
+
+# The slots of the rows
+
+
+def _slot(name: str, run: Any, place: Any, refuses: Any, *, again: bool = False) -> Kernel:
+    return Kernel(name, run, ("csr",), place, refuses, again=again)
+
+
+SPMM.fill_slots(
+    (
+        _slot("spmm_with_own_numba", _spmm_with_own_on_cpu, "cpu", _has_no_own, again=True),
+        _slot("spmm_then_own", _spmm_then_own, "gpu", _goes_together, again=True),
+        _slot("spmm_csr_embedding_bag", _bags, "cpu", _against_bags),
+    )
 )
-SPMM.prefer(
-    Kernel("spmm_with_own_numba", _spmm_with_own_on_cpu, ("csr",), "cpu", refuses=_has_no_own),
+_OF_GRAPH = "aggregate_backward_of_graph"
+AGGREGATE_BACKWARD.fill_slots(
+    (_slot(_OF_GRAPH, _aggregate_backward_of_graph, "gpu", _not_of_torch),)
 )

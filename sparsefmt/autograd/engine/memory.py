@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ...ops.engine.memory import HERE, register_memory
+from ...ops.engine.memory import HERE, Scalar, register_memory
 from .precision import bf16_is_allowed
 
 NAMES = {
@@ -54,17 +54,21 @@ class TorchMemory:
 
     def case(self, args: Sequence[Any]) -> tuple[bool, tuple[Any, ...], list[int], int]:
         """List what the launches of a call depend on."""
-        facts: list[Any] = [bf16_is_allowed(), _deterministic()]
+        device = args[0].get_device()
+        facts: list[Any] = [device, bf16_is_allowed(), _deterministic()]
         addresses = []
         for a in args:
-            if isinstance(a, Tensor):
+            if a is None:
+                facts.append(None)
+                addresses.append(0)
+            elif isinstance(a, Tensor):
                 address = a.data_ptr()
                 facts += a.dtype, a.shape[1:], a.stride(), address & 31
                 addresses.append(address)
             else:
-                facts.append(a)
-                addresses.append(0)
-        device = args[0].get_device()
+                is_scalar = type(a) is Scalar
+                facts.append(Scalar if is_scalar else a)
+                addresses.append(a if is_scalar else 0)
         return device != current_device(), tuple(facts), addresses, raw_stream(device)
 
     def pointer(self, a: Tensor | None) -> int:

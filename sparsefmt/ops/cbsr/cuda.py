@@ -3,8 +3,9 @@
 Row-balanced features are ``columns`` and ``data``, both (rows, k), as in a CBSR.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
+from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,11 +13,11 @@ import numpy as np
 from ..._caches import lru_cache
 from ...formats.arrays import VALUE_DTYPES, Array, is_cupy, namespace
 from ...formats.cbsr import column_dtype
-from ...formats.compressed import CSR
 from ..engine import jit
-from ..engine.jit import ITEMSIZE, Launch, fill, on_stream, row_bytes, view
+from ..engine.call import Prepared, Result, launcher
+from ..engine.jit import ITEMSIZE, Launch, filling, on_stream, row_bytes, view
 from ..engine.memory import Memory, memory_of
-from ..engine.structure import Structure, structure_of
+from ..engine.structure import Structure
 from ..matmul.cuda import DENSE_ROWS, SCALED_SUM
 from ..matmul.cuda import load as load_matmul
 
@@ -125,46 +126,34 @@ def _load(kernel: str, types: tuple[str, ...], constants: tuple[int, ...] = ()) 
 # MaxK
 
 
-def maxk(_: None, x: Any, k: int) -> tuple[Any, Any]:
-    """Columns and values of the ``k`` largest of each row, of at most ``MAX_FEAT``."""
-    m, (n_rows, feat) = memory_of(x), x.shape
-    dtype, columns, data = _balanced(m, x, k)
-    if not n_rows:
-        return columns, data
-    x = m.rows_in_place(x)
-    rows, values, places = m.pointers(x, data, columns)
-    with m.on_device(x):
-        stream, size, each = m.stream(x), data.itemsize, columns.itemsize
-        case = n_rows, feat, k, dtype, m.row_stride(x), rows % 16, m.device(x)
-        for launch, begin, stride in _choices(*case):
-            first = begin * k
-            launch(stream, rows + begin * stride, values + first * size, places + first * each)
-    return columns, data
-
-
-@lru_cache(maxsize=1024)
-def _choices(
-    n_rows: int, feat: int, k: int, dtype: str, stride: int, alignment: int, device: int
-) -> list[tuple[Launch, int, int]]:
-    """Decide the launches of MaxK: each with its first row, and bytes between rows of features."""
+@launcher(sizes=lambda S: S.n_rows, in_place=("x",))
+def maxk(S: Structure, m: Memory, x: Any, k: int) -> Prepared:
+    """Prepare columns and values of the ``k`` largest of each row, of at most ``MAX_FEAT``."""
+    n_rows, feat, dtype = S.n_rows, x.shape[1], m.dtype(x)
+    columns, size = column_name(feat), ITEMSIZE[dtype]
     lanes, held = team = next(team for team in TEAMS if team[0] * team[1] >= feat)
-    nbytes, threads = row_bytes(stride, dtype), max(lanes, THREADS)
-    aligned = (alignment | nbytes | feat * ITEMSIZE[dtype]) % 16 == 0
+    nbytes, threads = row_bytes(m.row_stride(x), dtype), max(lanes, THREADS)
+    aligned = (m.pointer(x) | nbytes | feat * size) % 16 == 0
     few = k <= 2 * min(lanes, -(-feat // _GROUP))
     kernel = _load("maxk_rows", (dtype, column_name(lanes * held)), team)
     launches = []
     for begin in range(0, n_rows, _MOST_ROWS):
         rows = min(n_rows - begin, _MOST_ROWS)
         sizes = rows, nbytes, feat, k, _ROWS_ALIGNED * aligned | _FEW_CHOSEN * few
-        blocks = -(-rows * lanes // threads)
-        launches.append((kernel.ready(blocks, after=sizes, threads=threads), begin, nbytes))
-    return launches
+        launch = kernel.ready(-(-rows * lanes // threads), after=sizes, threads=threads)
+        steps = nbytes, k * size, k * np.dtype(columns).itemsize
+        launches.append((_further(launch, *(begin * step for step in steps)), _MAXK))
+    return Prepared(tuple(launches), (Result((k,), columns), Result((k,), dtype)))
 
 
-def _balanced(m: Memory, x: Any, k: int) -> tuple[str, Any, Any]:
-    """Dtype of the values, and memory for ``k`` columns and values of each row."""
-    dtype, shape = m.dtype(x), (x.shape[0], k)
-    return dtype, m.empty(shape, column_name(x.shape[1]), x), m.empty(shape, dtype, x)
+_MAXK = "x", "out_1", "out"  # features, values and columns
+
+
+def _further(launch: Launch, *steps: int) -> Callable[..., None]:
+    """Return a launch on addresses that lie so many bytes further."""
+    if not any(steps):
+        return launch
+    return lambda stream, *args: launch(stream, *map(add, args, steps))
 
 
 @lru_cache(maxsize=64)
@@ -181,8 +170,9 @@ def maxk_too_wide(_: None, x: Any, *__: Any, **___: Any) -> list[str]:
 
 def maxk_by_sorting(_: None, x: Any, k: int) -> tuple[Any, Any]:
     """As ``maxk``, for rows of any width: by a stable sort."""
-    m = memory_of(x)
-    x, (dtype, columns, data) = m.contiguous(x), _balanced(m, x, k)
+    m, shape = memory_of(x), (x.shape[0], k)
+    x, dtype = m.contiguous(x), m.dtype(x)
+    columns, data = m.empty(shape, column_name(x.shape[1]), x), m.empty(shape, dtype, x)
     with m.on_device(x), on_stream(m.stream(x)):
         bits = _bits(m, x)
         chosen = columns_by_sorting(bits, INFINITY[dtype], k)
@@ -211,110 +201,77 @@ def columns_by_sorting(bits: Array, infinity: int, k: int) -> Array:
 # Row-balanced features to dense ones, and back
 
 
-def cbsr_to_dense(_: None, columns: Any, data: Any, feat: int) -> Any:
-    """Compute ``out[i, columns[i, t]] = data[i, t]``, and 0 elsewhere."""
-    m, (n_rows, k) = memory_of(data), data.shape
-    dtype = m.dtype(data)
-    out = m.empty((n_rows, feat), dtype, data)
-    if not n_rows:
-        return out
-    columns, data = m.contiguous(columns), m.contiguous(data)
-    size = ITEMSIZE[dtype]
-    with m.on_device(data):
-        kernel = _load("cbsr_to_dense", (VALUES[size], COLUMNS[columns.itemsize]))
-        arrays = m.pointer(data), m.pointer(columns), m.pointer(out)
-        aligned = (arrays[-1] | feat * size) % 16 == 0
-        args = (*arrays, n_rows, feat, k, aligned)
-        kernel(jit.warps_to_blocks(n_rows), args, stream=m.stream(data))
-    return out
+@launcher(sizes=lambda S: S.n_rows, in_place=())
+def cbsr_to_dense(S: Structure, m: Memory, columns: Any, data: Any, feat: int) -> Prepared:
+    """Prepare ``out[i, columns[i, t]] = data[i, t]``, and 0 elsewhere."""
+    dtype, k = m.dtype(data), data.shape[1]
+    results, size = (Result((feat,), dtype),), ITEMSIZE[dtype]
+    if not S.n_rows:
+        return Prepared((), results)
+    kernel = _load("cbsr_to_dense", (VALUES[size], COLUMNS[columns.itemsize]))
+    sizes = S.n_rows, feat, k, feat * size % 16 == 0  # new memory is aligned
+    launch = kernel.ready(jit.warps_to_blocks(S.n_rows), after=sizes)
+    return Prepared(((launch, ("data", "columns", "out")),), results)
 
 
+@launcher(sizes=lambda S: S.n_rows, in_place=("x",))
 def dense_to_cbsr(
-    _: None, x: Any, columns: Any, *, out: Any = None, first: int = 0, width: int = 2**31 - 1
-) -> Any:
-    """Compute ``out[i, t] = x[i, columns[i, t] - first]``, where x has that column of ``width``."""
-    m, (n_rows, k) = memory_of(x), columns.shape
-    dtype = m.dtype(x)
-    if out is None:
-        out = m.empty((n_rows, k), dtype, x)
-    if not n_rows:
-        return out
-    x, columns = m.rows_in_place(x), m.contiguous(columns)
-    with m.on_device(x):
-        kernel = _load("dense_to_cbsr", (VALUES[ITEMSIZE[dtype]], COLUMNS[columns.itemsize]))
-        arrays = m.pointer(x), m.pointer(columns), m.pointer(out)
-        args = (*arrays, n_rows * k, m.row_stride(x), k, first, width)
-        kernel(jit.warps_to_blocks(-(-n_rows * k // jit.WARP)), args, stream=m.stream(x))
-    return out
+    S: Structure, m: Memory, x: Any, columns: Any,
+    *, out: Any = None, first: int = 0, width: int = 2**31 - 1,
+) -> Prepared:  # fmt: skip
+    """Prepare ``out[i, t] = x[i, columns[i, t] - first]``, where x has that column of ``width``."""
+    dtype, k = m.dtype(x), columns.shape[1]
+    results = (Result((k,), dtype),)
+    if not S.n_rows:
+        return Prepared((), results)
+    kernel = _load("dense_to_cbsr", (VALUES[ITEMSIZE[dtype]], COLUMNS[columns.itemsize]))
+    sizes = S.n_rows * k, m.row_stride(x), k, first, width
+    launch = kernel.ready(jit.warps_to_blocks(-(-S.n_rows * k // jit.WARP)), after=sizes)
+    return Prepared(((launch, ("x", "columns", "out")),), results)
 
 
 # SpGEMM
 
 
+@launcher(in_place=())
 def spgemm(
-    A: CSR | Structure,
-    columns: Any,
-    data: Any,
-    feat: int,
-    values: Any = None,
-    row_scale: Any = None,
-    col_scale: Any = None,
-    reduce: str = "sum",
-    *,
-    out: Any = None,
-) -> Any:
-    """``out = diag(r) A diag(c) S``, divided by the number of a row's entries for a mean."""
-    S, m = structure_of(A), memory_of(data)
-    dtype, k = m.dtype(data), columns.shape[1]
-    if out is None:
-        out = m.empty((S.n_rows, feat), dtype, data)
+    S: Structure, m: Memory, columns: Any, data: Any, feat: int, values: Any = None,
+    row_scale: Any = None, col_scale: Any = None, reduce: str = "sum", *, out: Any = None,
+) -> Prepared:  # fmt: skip
+    """Prepare ``out = diag(r) A diag(c) S``, divided by a row's number of entries for a mean."""
+    dtype, index_bytes, k = m.dtype(data), columns.itemsize, columns.shape[1]
+    results = (Result((feat,), dtype),)
     if not S.n_rows:
-        return out
-    columns, data, values = m.contiguous(columns), m.contiguous(data), m.contiguous(values)
-    row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
-    places, kept, y, r, *factors = m.pointers(columns, data, out, row_scale, values, col_scale)
-    with m.on_device(data):
-        stream = m.stream(data)
-        if not S.nnz:
-            fill(y, S.n_rows * feat * ITEMSIZE[dtype], 0, stream)
-            return out
-        case = dtype, columns.itemsize, k, feat, reduce == "mean", (places | kept) % 16
-        nbytes, launch, add_up = S.once(_launches, *case)
-        # Partial results of rows that blocks share.
-        workspace = m.empty((nbytes,), "uint8", data) if nbytes else None
-        begin = m.pointer(workspace)
-        launch(stream, *factors, r, places, kept, y, begin)
-        if add_up is not None:
-            add_up(stream, r, y, 0, begin, 0, 0, 0, 0)
-    return out
-
-
-def _launches(
-    S: Structure, dtype: str, index_bytes: int, k: int, feat: int, mean: bool, alignment: int
-) -> tuple[int, Launch, Launch | None]:
-    """Decide a product: bytes of the workspace, its launch, and that for rows that blocks share."""
-    size, flags = max(ITEMSIZE[dtype], 4), _MEAN * mean
-    many = S.nnz >= DENSE_ROWS * S.n_rows
+        return Prepared((), results)
+    if not S.nnz:
+        fill = filling(S.n_rows * feat * ITEMSIZE[dtype])
+        return Prepared(((fill, ("out",)),), results)
+    size, flags = max(ITEMSIZE[dtype], 4), _MEAN * (reduce == "mean")
+    many, alignment = S.nnz >= DENSE_ROWS * S.n_rows, (m.pointer(columns) | m.pointer(data)) % 16
     variant = spgemm_variant(dtype, index_bytes, k, many=many, alignment=alignment)
     log_window = _log_window(feat, variant, size)
     lanes = variant.lanes.bit_length() - 1 if many else 0
     types = dtype, S.index_dtype, COLUMNS[index_bytes]
     launch = _load("spgemm_csr_cbsr", types, variant).ready(
         S.blocks * -(-feat >> log_window),
-        S.arrays,
-        (S.nnz, S.blocks, k, feat, log_window, lanes, flags),
+        after=(S.nnz, S.blocks, k, feat, log_window, lanes, flags),
         threads=THREADS,
         shared=(_WARPS * (variant.streams + 1) << log_window) * size,
     )
-    if not S.n_cuts:
-        return 0, launch, None
-    of_sums = dtype, S.index_dtype
-    add_up = load_matmul("matmul/spmm.cu", "spmm_csr_cut_rows", of_sums, (SCALED_SUM,)).ready(
-        jit.warps_to_blocks(S.n_cuts * -(-feat // jit.WARP)),
-        (S.indptr, S.start, S.cut),
-        (S.n_cuts, feat, flags, 0),
-    )
-    return 2 * S.n_cuts * feat * size, launch, add_up
+    launches: list[tuple[Launch, tuple[str, ...]]] = [(launch, _SPGEMM)]
+    if S.n_cuts:  # partial results of rows that blocks share
+        of_sums = dtype, S.index_dtype
+        kernel = load_matmul("matmul/spmm.cu", "spmm_csr_cut_rows", of_sums, (SCALED_SUM,))
+        blocks = jit.warps_to_blocks(S.n_cuts * -(-feat // jit.WARP))
+        launches.append((kernel.ready(blocks, after=(S.n_cuts, feat, flags, 0)), _OF_CUTS))
+    return Prepared(tuple(launches), results, (0, 2 * S.n_cuts * feat * size))
+
+
+_SPGEMM = (
+    *("indptr", "indices", "start", "slot", "values", "col_scale", "row_scale"),
+    *("columns", "data", "out", "workspace"),
+)
+_OF_CUTS = ("indptr", "start", "cut", "row_scale", "out", "", "workspace", *[""] * 4)
 
 
 def spgemm_variant(dtype: str, index_bytes: int, k: int, *, many: bool, alignment: int) -> Variant:
@@ -338,41 +295,29 @@ def _log_window(feat: int, variant: Variant, size: int) -> int:
 # SDDMM
 
 
+@launcher(in_place=("x",))
 def sddmm_cbsr(
-    A: CSR | Structure,
-    x: Any,
-    columns: Any,
-    data: Any,
-    row_scale: Any = None,
-    col_scale: Any = None,
-    *,
-    out: Any = None,
-) -> Any:
-    """Compute ``out[e] = r[i] c[j] sum_t x[i, columns[j, t]] data[j, t]``."""
-    S, m = structure_of(A), memory_of(x)
+    S: Structure, m: Memory, x: Any, columns: Any, data: Any, row_scale: Any = None,
+    col_scale: Any = None, *, out: Any = None,
+) -> Prepared:  # fmt: skip
+    """Prepare ``out[e] = r[i] c[j] sum_t x[i, columns[j, t]] data[j, t]``."""
     dtype, feat, k = m.dtype(x), x.shape[1], columns.shape[1]
-    if out is None:
-        out = m.empty((S.nnz,), dtype, x)
+    results = (Result((), dtype, "nnz"),)
     if not S.nnz:
-        return out
-    x, columns, data = m.rows_in_place(x), m.contiguous(columns), m.contiguous(data)
-    row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
+        return Prepared((), results)
     size, index_bytes, stride = ITEMSIZE[dtype], columns.itemsize, m.row_stride(x)
-    places, values, rows = m.pointer(columns), m.pointer(data), m.pointer(x)
+    places, values, rows = m.pointers(columns, data, x)
     variant = DOTS_SCALAR if k % 4 or (values | places * (4 // index_bytes)) % 16 else DOTS
     shared = 2 * _WARPS * feat * size
     on_chip = shared <= _SHARED_BYTES
     flags = ALIGNED * ((rows | stride * size | feat * size) % 16 == 0)
-    with m.on_device(x):
-        types = dtype, S.index_dtype, COLUMNS[index_bytes]
-        constants = variant.lanes, variant.places, variant.batch, int(on_chip)
-        structure, factors = (S.indptr, S.indices, S.start), (col_scale, row_scale)
-        arrays = (*structure, *map(m.pointer, factors), places, values, rows, m.pointer(out))
-        _load("sddmm_csr_cbsr", types, constants)(
-            S.blocks,
-            (*arrays, stride, k, feat, flags),
-            threads=THREADS,
-            shared=shared if on_chip else 0,
-            stream=m.stream(x),
-        )
-    return out
+    types = dtype, S.index_dtype, COLUMNS[index_bytes]
+    constants = variant.lanes, variant.places, variant.batch, int(on_chip)
+    launch = _load("sddmm_csr_cbsr", types, constants).ready(
+        S.blocks,
+        after=(stride, k, feat, flags),
+        threads=THREADS,
+        shared=shared if on_chip else 0,
+    )
+    arrays = "indptr", "indices", "start", "col_scale", "row_scale", "columns", "data", "x", "out"
+    return Prepared(((launch, arrays),), results)

@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator
 from itertools import product
+from math import prod
 from typing import Any
 
 from ...formats.arrays import VALUE_DTYPES
 from ...formats.chunks import LONG_ROW
 from ...formats.compressed import CSR
 from ..engine import jit
-from ..engine.jit import ITEMSIZE, Launch, fill, row_bytes
-from ..engine.memory import memory_of
-from ..engine.structure import Structure, exact, structure_of
+from ..engine.call import Prepared, Result, launcher
+from ..engine.jit import ITEMSIZE, filling, row_bytes
+from ..engine.memory import Memory
+from ..engine.structure import Structure, exact
 
 #: Bytes of Y that SDDMM takes in one launch: about the L2. Wider features take several, each
 #: adding to the sums: 1.05 to 1.2x on graphs of 0.1 M vertices and more (H200).
@@ -65,53 +67,34 @@ def instantiations() -> Iterator[tuple[str, str]]:
 # SDDMM
 
 
+@launcher(in_place=("x", "y"))
 def sddmm(
-    A: CSR | Structure, X: Any, Y: Any, row_scale: Any = None, col_scale: Any = None,
+    S: Structure, m: Memory, x: Any, y: Any, row_scale: Any = None, col_scale: Any = None,
     *, out: Any = None, perm: Any = None, **_: Any,
-) -> Any:  # fmt: skip
-    """Compute ``out[e, h] = r[i] c[j] <X_i, Y_j>`` over the features of head h, heads side by side.
+) -> Prepared:  # fmt: skip
+    """Prepare ``out[e, h] = r[i] c[j] <x_i, y_j>`` over the features of head h, heads side by side.
 
     Entry e is ``out[perm[e]]`` where given; only without it ``out`` has as many rows as A entries.
-    Each launch takes as many features of Y as the L2 serves well, a 128-byte slice at least.
+    Each launch takes as many features of y as the L2 serves well, a 128-byte slice at least.
     """
-    S, m = structure_of(A), memory_of(X)
-    dtype, heads, feat = m.dtype(X), X.shape[1] if X.ndim == 3 else 1, X.shape[-1]
-    if out is None:
-        out = m.empty((S.nnz, *X.shape[1:-1]), dtype, X)
+    dtype, heads, feat = m.dtype(x), x.shape[1] if x.ndim == 3 else 1, x.shape[-1]
+    results = (Result(tuple(x.shape[1:-1]), dtype, "nnz"),)
     if not (S.nnz and heads):
-        return out
-    X, Y = m.rows_in_place(X), m.rows_in_place(Y)
-    row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
-    x, y, *factors, result = m.pointers(X, Y, row_scale, col_scale, perm, out)
-    with m.on_device(X):
-        stream = m.stream(X)
-        if not feat:
-            fill(result, S.nnz * heads * ITEMSIZE[dtype], 0, stream)
-            return out
-        case = dtype, heads, feat, m.row_stride(X), m.row_stride(Y), (x | y) % 16
-        for launch in S.once(_dot_products, *case):
-            launch(stream, x, y, *factors, result)
-    return out
-
-
-def _dot_products(
-    S: Structure, dtype: str, heads: int, feat: int, x_stride: int, y_stride: int, alignment: int
-) -> list[Launch]:
-    """Decide the launches of SDDMM: one for as many features as the L2 serves well."""
-    strides = x_stride, y_stride
-    vector = _vector(alignment, dtype, strides, feat)
+        return Prepared((), results)
+    if not feat:
+        fill = filling(S.nnz * heads * ITEMSIZE[dtype])
+        return Prepared(((fill, ("out",)),), results)
+    strides = m.row_stride(x), m.row_stride(y)
+    vector = _vector((m.pointer(x) | m.pointer(y)) % 16, dtype, strides, feat)
     kernel = load("sddmm_csr_balanced", dtype, S.index_dtype, (vector,))
-    structure, width = S.arrays[:3], _features_at_a_time(S, ITEMSIZE[dtype], heads, feat, vector)
+    width = _features_at_a_time(S, ITEMSIZE[dtype], heads, feat, vector)
     sizes = S.nnz, *(row_bytes(stride, dtype) for stride in strides), S.blocks, heads, feat
-    return [
-        kernel.ready(
-            S.blocks * heads,
-            structure,
-            (*sizes, begin, min(begin + width, feat)),
-            threads=THREADS,
-        )
-        for begin in range(0, feat, width)
-    ]
+    args = "indptr", "indices", "start", "x", "y", "row_scale", "col_scale", "perm", "out"
+    launches = []
+    for begin in range(0, feat, width):
+        after = *sizes, begin, min(begin + width, feat)
+        launches.append((kernel.ready(S.blocks * heads, after=after, threads=THREADS), args))
+    return Prepared(tuple(launches), results)
 
 
 def _vector(alignment: int, dtype: str, strides: tuple[int, int], feat: int) -> int:
@@ -132,38 +115,37 @@ def _features_at_a_time(S: Structure, size: int, heads: int, feat: int, vector: 
 # Edge softmax
 
 
-def edge_softmax(A: CSR | Structure, scores: Any, *, out: Any = None) -> Any:
-    """Softmax over the entries of each row, for each head."""
-    return _softmax(A, scores, None, out)
+def _exact(A: CSR | Structure, *_: Any, **__: Any) -> Structure:
+    """Return the structure with its number of long rows, which have blocks of their own."""
+    return exact(A)
 
 
+@launcher(in_place=(), structure=_exact)
+def edge_softmax(S: Structure, m: Memory, scores: Any, *, out: Any = None) -> Prepared:
+    """Prepare a softmax over the entries of each row, for each head."""
+    return _softmax(S, m.dtype(scores), scores.shape[1:], ("scores", ""), backward=False)
+
+
+@launcher(in_place=(), structure=_exact)
 def edge_softmax_backward(
-    A: CSR | Structure, probabilities: Any, grad: Any, *, out: Any = None
-) -> Any:
-    """Compute ``p (g - sum of p g)`` over the entries of each row, for each head."""
-    return _softmax(A, probabilities, grad, out)
+    S: Structure, m: Memory, probabilities: Any, grad: Any, *, out: Any = None
+) -> Prepared:
+    """Prepare ``p (g - sum of p g)`` over the entries of each row, for each head."""
+    arrays = "probabilities", "grad"
+    return _softmax(S, m.dtype(grad), grad.shape[1:], arrays, backward=True)
 
 
-def _softmax(A: CSR | Structure, values: Any, grad: Any, out: Any) -> Any:
-    S, m = exact(A), memory_of(values)  # long rows have blocks of their own
-    dtype, heads = m.dtype(values), values.shape[1] if values.ndim == 2 else 1
-    if out is None:
-        out = m.empty(values.shape, dtype, values)
+def _softmax(
+    S: Structure, dtype: str, shape: tuple[int, ...], arrays: tuple[str, str], *, backward: bool
+) -> Prepared:
+    """Prepare a softmax of values of that shape at each entry, or its gradient."""
+    heads, results = prod(shape), (Result(tuple(shape), dtype, "nnz"),)
     if not (S.nnz and heads):
-        return out
-    values, grad = m.contiguous(values), m.contiguous(grad)
-    with m.on_device(values):
-        launch = S.once(_softmax_launch, dtype, heads, grad is not None)
-        launch(m.stream(values), *m.pointers(values, grad, out))
-    return out
-
-
-def _softmax_launch(S: Structure, dtype: str, heads: int, backward: bool) -> Launch:
-    """Decide the launch of a softmax of rows, or of its gradient."""
+        return Prepared((), results)
     name, constants, n_long, grid, threads, last = _softmax_shape(S, heads)
     kernel = load(name, dtype, S.index_dtype, (*constants, int(backward)))
-    sizes = S.n_rows, n_long, LONG_ROW, heads, last
-    return kernel.ready(grid, (S.indptr, S.long), sizes, threads=threads)
+    launch = kernel.ready(grid, after=(S.n_rows, n_long, LONG_ROW, heads, last), threads=threads)
+    return Prepared(((launch, ("indptr", "long", *arrays, "out")),), results)
 
 
 def _softmax_shape(

@@ -10,9 +10,10 @@ import inspect
 from collections.abc import Callable, Hashable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import zip_longest
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,9 +23,8 @@ from ...formats.base import Format
 from ...formats.compressed import CSR
 from ...formats.convert import numbered_csr
 from . import table
-from .jit import Launch
 from .memory import Memory, memories, memory_of
-from .structure import Structure, has_tiles, structure_of, tiled
+from .structure import Structure, has_tiles, rows_alone, structure_of, tiled
 from .table import Kernel, Op
 from .transpose import in_csr_order, in_own_order
 
@@ -40,22 +40,34 @@ class Question(Protocol):
 question: ContextVar[Question | None] = ContextVar("question", default=None)
 
 
+class Result(NamedTuple):
+    """A result of a case: as many rows as the structure's ``rows`` counts, each of that shape."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    rows: str = "n_rows"
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The launches of a case and its result.
+    """The launches of a case and its results.
 
-    A launch takes the arguments of these names: those of the kernel, ``"out"``, the structure's
-    ``"indptr", "indices", "start", "slot", "cut"`` and ``"nnz"``, and ``"workspace"`` and
-    ``"workspace_end"``, whose bytes ``workspace`` tells; ``""`` is a null pointer.
+    A launch takes the arguments of these names: those of the kernel, the structure's ``"indptr",
+    "indices", "start", "slot", "cut", "long"`` and ``"nnz"``, the results ``"out"`` and
+    ``"out_1"``, and ``"workspace"`` and ``"workspace_end"``, whose bytes ``workspace`` counts.
+    ``""`` is a null pointer.
     """
 
-    launches: tuple[tuple[Launch, Any], ...]  #: each with its names, which ``call`` makes a getter
-    shape: tuple[int, ...]  #: of the result, behind its rows: one for each row of the structure
-    dtype: str
+    launches: tuple[tuple[Callable[..., None], Any], ...]  #: with names; ``call`` makes a getter
+    results: tuple[Result, ...]
     workspace: tuple[int, int] = (0, 0)  #: bytes before ``workspace_end``, and in all
 
 
 _ON_GPU = ("csr", True)  # as every ``Structure``
+
+
+def _unshared(_: Structure) -> None:
+    """Return the sizes of a structure for launches that depend on all of them."""
 
 
 class Launcher:
@@ -65,30 +77,49 @@ class Launcher:
     case that needs more a function ``(S, *arguments, out=..., **options)``, which is called in
     their place.  It may depend on what ``Memory.case`` lists, on ``sizes(S)``, and on what
     structures built in one layout share (``Structure.alike``; that of a CSR shares nothing), but on
-    no other number of rows or entries.
+    no other number of rows or entries; where sizes are None, which they are if left out, on all.
+
+    With ``in_place``, names of arguments whose rows may lie at any distance, arrays come to it as
+    kernels read them: those contiguous by rows, scales in float32 at least, all others contiguous.
+    ``structure(A, *arguments, **options)`` replaces what kernels see of a matrix.
     """
 
     def __init__(
         self,
         prepare: Callable[..., Any],
-        sizes: Callable[[Structure], Hashable],
+        sizes: Callable[[Structure], Hashable] = _unshared,
         structures: int = 1,
+        *,
+        in_place: tuple[str, ...] | None = None,
+        structure: Callable[..., Structure] | None = None,
     ) -> None:
         self.prepare, self.sizes, self.structures = prepare, sizes, structures
+        self.in_place, self.structure = in_place, structure
+        self.__module__, self.__name__ = prepare.__module__, prepare.__name__
         self.name = self.title = f"{prepare.__module__}.{prepare.__qualname__}"
         self.candidates = {_ON_GPU: (Kernel(self.name, self),)}
         self.arguments = tuple(inspect.signature(prepare).parameters)[2:]
 
-    def __call__(self, A: CSR | Structure, *args: Any, **options: Any) -> Any:
+    def __call__(self, A: CSR | Structure | None, *args: Any, **options: Any) -> Any:
         """Run the kernel, whatever its row would choose."""
         return call(self, A, *args, **options)
 
+    def read(self, m: Memory, name: str, value: Any) -> Any:
+        """Return an argument as kernels read it: itself, or a copy."""
+        if name == "out" or not hasattr(value, "dtype"):
+            return value
+        if name in ("row_scale", "col_scale"):
+            return m.factors(value)
+        return (m.rows_in_place if name in (self.in_place or ()) else m.contiguous)(value)
+
+
+def launcher(**options: Any) -> Callable[[Callable[..., Any]], Launcher]:
+    """Make a ``Launcher`` with these options of a function that prepares launches."""
+    return lambda prepare: Launcher(prepare, **options)
+
 
 #: Names of the values that each launch may take before those of the arguments.
-_BEFORE = (
-    *("", "indptr", "indices", "start", "slot", "cut", "nnz"),
-    *("workspace", "workspace_end", "out"),
-)
+_OF_STRUCTURE = ("", "indptr", "indices", "start", "slot", "cut", "long", "nnz")
 
 
 def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
@@ -107,24 +138,29 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
     array or tuple of arrays
         ``out`` if the kernel returns nothing.
     """
-    asked = question.get()
-    if asked is not None and type(row) is Op and not asked.runs(row, A, *args, **options):
-        return options.get("out")
     S: Any = None
     prepared: Any = None
-    if row.sizes is not None and (type(A) is Structure or _is_csr_on_gpu(A)):
-        S = A if type(A) is Structure else structure_of(A)
-        given = args if row.structures == 1 else args[2:]  # behind the transpose and its numbers
+    if row.sizes is not None and (type(A) is Structure or _is_on_gpu(A, args)):
+        given = args if row.structures < 2 else args[2:]  # behind the transpose and its numbers
         x = given[0]
+        if A is None:
+            S = rows_alone(x.shape[0])
+        elif row.structure is not None:
+            S = row.structure(A, *args, **options)
+        else:
+            S = A if type(A) is Structure else structure_of(A)
         m = memories.get(type(x)) or memory_of(x)
         away, case, addresses, stream = m.case((*given, *options.values()))
         if away:
             with m.on_device(x):
                 return call(row, A, *args, **options)
         if options:
-            case += tuple(options)
+            case += (*options,)
         decided = S.decided.get(row.name) or S.decide(row.name, row.sizes)
         prepared = decided.get(case)
+    asked = question.get()
+    if asked is not None and type(row) is Op and not asked.runs(row, A, *args, **options):
+        return options.get("out")
     # The choice among tiles depends on what has been built of them by now.
     anew = bool(tiled) and S is not None and type(row) is Op and has_tiles(S)
     if prepared is None or anew:
@@ -145,19 +181,22 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
         prepared = decided[case] = _prepare(kernel.run, S, m, given, options)
     if type(prepared) is not Prepared:
         return prepared(S, *args, **options)
-    out, result, begin, end = options.get("out"), 0, 0, 0
-    if out is None:
-        out = m.empty((S.n_rows, *prepared.shape), prepared.dtype, x)
-        result = m.address(out)
+    values = [0, S.indptr, S.indices, S.start, S.slot, S.cut, S.long, S.nnz]
+    results = []
+    for shape, dtype, rows in prepared.results:
+        result = m.empty((getattr(S, rows), *shape), dtype, x)
+        results.append(result)
+        values.append(m.address(result))
     if prepared.workspace[1]:
         workspace = m.empty(prepared.workspace[1:], "uint8", x)
         begin = m.address(workspace)
-        end = begin + prepared.workspace[0]
-    of_structure = 0, S.indptr, S.indices, S.start, S.slot, S.cut, S.nnz
-    values = *of_structure, begin, end, result, *addresses
+        values += begin, begin + prepared.workspace[0]
+    values += addresses
     for launch, in_order in prepared.launches:
         launch(stream, *in_order(values))
-    return out
+    if not results:
+        return options.get("out")
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 def _refusal(row: Any, A: Any, args: tuple[Any, ...], options: dict[str, Any]) -> UnsupportedError:
@@ -168,7 +207,10 @@ def _refusal(row: Any, A: Any, args: tuple[Any, ...], options: dict[str, Any]) -
     return UnsupportedError(f"no kernel can run this {row.title}.\n{explanation}")
 
 
-def _is_csr_on_gpu(A: Any) -> bool:
+def _is_on_gpu(A: Any, args: tuple[Any, ...]) -> bool:
+    """Return True for a CSR on a GPU, or features there without a matrix."""
+    if A is None:
+        return type(args[0]) is not np.ndarray
     return isinstance(A, CSR) and type(A.indices) is not np.ndarray
 
 
@@ -186,18 +228,47 @@ def _prepare(
     launcher: Launcher, S: Structure, m: Memory, args: tuple[Any, ...], options: dict[str, Any]
 ) -> Any:
     """Prepare the launches of a case, and how their arguments are picked from all values."""
+    names = *launcher.arguments[: len(args)], *options
+    arrays = *args, *options.values()
+    if launcher.in_place is not None and any(
+        launcher.read(m, name, value) is not value
+        for name, value in zip(names, arrays, strict=True)
+    ):
+        return partial(_copy_first, launcher)
     prepared = launcher.prepare(S, m, *args, **options)
     if type(prepared) is not Prepared:
         return prepared
-    names = *_BEFORE, *launcher.arguments[: len(args)], *options
-    places = {name: place for place, name in enumerate(names)}
-    if options.get("out") is None:
-        places["out"] = _BEFORE.index("out")
-    launches = (
-        (launch, itemgetter(*(places.get(name, 0) for name in of_launch)))
+    results = () if options.get("out") is not None else prepared.results
+    of_workspace = ("workspace", "workspace_end") if prepared.workspace[1] else ()
+    of_results = ("out", *(f"out_{number}" for number in range(1, len(results))))[: len(results)]
+    places = {name: place for place, name in enumerate(_OF_STRUCTURE)}
+    first = len(places)
+    # A result that is not given has no address among the options.
+    for place, name in enumerate((*of_results, *of_workspace, *names), first):
+        if name not in places:
+            places[name] = place
+    launches = tuple(
+        (launch, _getter([places.get(name, 0) for name in of_launch]))
         for launch, of_launch in prepared.launches
     )
-    return replace(prepared, launches=tuple(launches))
+    return replace(prepared, launches=launches, results=results)
+
+
+def _getter(places: list[int]) -> Callable[[list[int]], tuple[int, ...]]:
+    """Return what picks these values from a list, as a tuple."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    (place,) = places
+    return itemgetter(slice(place, place + 1))
+
+
+def _copy_first(launcher: Launcher, S: Structure, *args: Any, **options: Any) -> Any:
+    """Run a launcher on copies of those arrays that its kernel cannot read."""
+    m = memory_of(args[0])
+    named = zip(launcher.arguments, args, strict=False)
+    copies = (launcher.read(m, name, value) for name, value in named)
+    options = {name: launcher.read(m, name, value) for name, value in options.items()}
+    return call(launcher, S, *copies, **options)
 
 
 # Matrices in other formats than CSR

@@ -41,7 +41,9 @@ class _Explanations(list[Explanation]):
 
     def runs(self, row: Op, A: Any, *args: Any, **options: Any) -> bool:
         """Explain a call; return True if it is also to run."""
-        self.append(explain_choice(row, A, args, options))
+        explanation = explain_choice(row, A, args, options)
+        if not (self.also_runs and getattr(explanation.chosen, "again", False)):
+            self.append(explanation)
         return self.also_runs
 
 

@@ -362,11 +362,20 @@ def row_bytes(stride: int, dtype: str) -> int:
 
 def fill(pointer: int, size: int, byte: int, stream: int) -> None:
     """Set ``size`` bytes from the pointer on to one value, on that stream."""
+    filling(size, byte)(stream, pointer)
+
+
+def filling(size: int, byte: int = 0) -> Callable[[int, int], None]:
+    """Prepare to set ``size`` bytes to one value, as a launch that takes where they begin."""
     runtime = import_cupy().cuda.runtime
-    try:
-        runtime.memsetAsync(pointer, byte, size, stream)
-    except runtime.CUDARuntimeError as error:
-        raise KernelLaunchError(f"filling {size} bytes: {error}") from error
+
+    def launch(stream: int, pointer: int) -> None:
+        try:
+            runtime.memsetAsync(pointer, byte, size, stream)
+        except runtime.CUDARuntimeError as error:
+            raise KernelLaunchError(f"filling {size} bytes: {error}") from error
+
+    return launch
 
 
 def capturing(stream: int) -> bool:

@@ -19,6 +19,12 @@ from ...formats.primitives import expand
 HERE: AbstractContextManager[object] = nullcontext()
 
 
+class Scalar(int):
+    """An integer that kernels take at each launch: launches are prepared for all values alike."""
+
+    __slots__ = ()
+
+
 class Memory(Protocol):
     """The operations that libraries of arrays name differently."""
 
@@ -30,10 +36,10 @@ class Memory(Protocol):
         away : bool
             True if the arrays are on another GPU than the current one.
         case : tuple
-            What the library allows, and of each array its dtype, axes behind the first one, strides
-            and the lowest 5 bits of its address; other arguments as they are.
+            The GPU, what the library allows, and of each array its dtype, axes behind the first
+            one, strides and the lowest 5 bits of its address; other arguments as they are.
         addresses : list of int
-            Of all arguments; 0 for those that are no arrays.
+            Of all arguments; 0 for those that are no arrays, and the value of a ``Scalar``.
         stream : int
             The caller's current stream.
         """
@@ -112,18 +118,23 @@ class CupyMemory:
 
     def case(self, args: Sequence[Any]) -> tuple[bool, tuple[Any, ...], list[int], int]:
         """List what the launches of a call depend on."""
-        facts: list[Any] = []
+        device = args[0].data.device_id
+        facts: list[Any] = [device]
         addresses = []
         for a in args:
-            if isinstance(a, self._array):
+            if a is None:
+                facts.append(None)
+                addresses.append(0)
+            elif isinstance(a, self._array):
                 address = a.data.ptr
                 facts += a.dtype, a.shape[1:], a.strides, address & 31
                 addresses.append(address)
             else:
-                facts.append(a)
-                addresses.append(0)
-        away = args[0].data.device_id != self._current_device()
-        return away, tuple(facts), addresses, int(self._current_stream().ptr)
+                is_scalar = type(a) is Scalar
+                facts.append(Scalar if is_scalar else a)
+                addresses.append(a if is_scalar else 0)
+        away = device != self._current_device()
+        return away, tuple(facts), addresses, self._current_stream().ptr
 
     def pointer(self, a: Any) -> int:
         """Return the address of the first value; 0 for None."""

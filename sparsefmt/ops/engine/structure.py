@@ -72,7 +72,7 @@ class Structure(Deciding):
     blocks: int
     n_cuts: int
     n_long: int
-    longest: int = 0  #: entries of the longest row; 0 where that is not known
+    longest: int = 0  #: entries of the longest row, of a CSR whose rows may be sampled; else 0
     #: Of a CSR that a stream is building, what it will find; until then ``blocks`` and ``n_cuts``
     #: are the most there can be, which only costs: kernels find nothing to do in those beyond.
     report: Any = field(default=None, repr=False, compare=False)
@@ -90,10 +90,12 @@ class Structure(Deciding):
     def decide(self, name: str, sizes: Callable[["Structure"], Hashable]) -> dict[Hashable, Any]:
         """Return what is prepared for ``name``, shared by structures alike in ``sizes``.
 
-        It depends on no other number of rows or entries, and on no address.
+        It depends on no other number of rows or entries, and on no address.  Structures share
+        nothing where their sizes are None.
         """
-        shared = self._decided if self.alike is None else self.alike
-        decided: dict[Hashable, Any] = shared.setdefault((name, sizes(self)), {})
+        key = sizes(self)
+        shared = self._decided if key is None or self.alike is None else self.alike
+        decided: dict[Hashable, Any] = shared.setdefault((name, key), {})
         self.decided[name] = decided
         return decided
 
@@ -112,18 +114,23 @@ def structure_of(A: CSR | Structure) -> Structure:
 
 def exact(A: CSR | Structure) -> Structure:
     """Return the structure, its build waited for, for what the number of blocks or rows decides."""
-    S = structure_of(A)
+    S = A if type(A) is Structure else structure_of(A)
     if S.report is None:
         return S
-    found = S.report.wait()[S.half]
+    result = S.report.wait()[S.half]
     arrays = S.indptr, S.indices, S.start, S.slot, S.cut, S.long
     sizes = S.n_rows, S.n_cols, S.nnz, S.index_dtype
-    counts = found.blocks, found.cuts, found.longs, found.longest
-    return structure_at(*sizes, *arrays, *counts)
+    return structure_at(*sizes, *arrays, result.blocks, result.cuts, result.longs)
 
 
 #: Another graph of the same sizes often lies where the one before it lay, and has its structure.
 structure_at = lru_cache(maxsize=256)(Structure)
+
+
+@lru_cache(maxsize=256)
+def rows_alone(n_rows: int) -> Structure:
+    """Return so many rows without columns, for operations on features alone."""
+    return Structure(n_rows, 0, 0, "", *[0] * 9)
 
 
 def _structure(A: CSR) -> Structure:
@@ -154,7 +161,6 @@ def chunk_pointers(chunks: Chunks) -> dict[str, int]:
         "blocks": chunks.blocks,
         "n_cuts": len(chunks.cut),
         "n_long": len(chunks.long),
-        "longest": chunks.longest,
     }
 
 

@@ -38,6 +38,7 @@ class Kernel:
     refuses: Callable[..., list[str]] | None = None
     deterministic: bool = True
     note: str = ""
+    again: bool = False  #: whether it calls its row again, for the kernel that is explained
 
 
 class Price(NamedTuple):
@@ -120,6 +121,8 @@ class Op:
     arguments: tuple[Arg, ...]  #: without those of the structure
     results: Callable[..., tuple[tuple[tuple[int, ...], Any], ...]]
     kernels: tuple[Kernel, ...]
+    #: Names of kernels that the torch layer registers, chosen before the others, in this order.
+    slots: tuple[str, ...] = field(default=(), kw_only=True)
     price: Callable[..., Price] | None = None
     returns: int = 1  #: how many results
     options: tuple[Arg, ...] = ()  #: arguments of public functions that no schema has
@@ -138,30 +141,33 @@ class Op:
     #: Of an operation whose launches are prepared, see ``call.Launcher``: numbers of a structure
     #: that they depend on.  None: its kernels are chosen anew for each call.
     sizes: Callable[..., Any] | None = field(init=False, repr=False)
+    structure: Callable[..., Any] | None = field(init=False, repr=False)  #: likewise
 
     def __post_init__(self) -> None:
-        """Sort the kernels by format and place, and announce the operation."""
+        """Look up arguments by name, sort the kernels, and announce the operation."""
+        args = *self.arguments, *self.options, OUT
+        named = {name: arg for arg in args for name in (arg.name, *arg.also)}
+        launchers = (kernel.run for kernel in self.kernels if hasattr(kernel.run, "sizes"))
+        launcher: Any = next(launchers, None)
+        sizes, structure = getattr(launcher, "sizes", None), getattr(launcher, "structure", None)
+        self.__dict__.update(named=named, sizes=sizes, structure=structure)
+        self.fill_slots(())
+        _operations[self.name] = self
+
+    def fill_slots(self, kernels: tuple[Kernel, ...]) -> None:
+        """Register the kernels of the slots, and sort all by format and place."""
+        if kernels and tuple(kernel.name for kernel in kernels) != self.slots:
+            raise ValueError(f"the slots of {self.name} are {self.slots}")
+        kernels = (*kernels, *self.kernels)
         candidates = {
             (format, gpu): tuple(
                 kernel
-                for kernel in self.kernels
+                for kernel in kernels
                 if format in kernel.formats and kernel.place in ("any", "gpu" if gpu else "cpu")
             )
             for format, gpu in product(FORMATS, (True, False))
         }
-        args = *self.arguments, *self.options, OUT
-        named = {name: arg for arg in args for name in (arg.name, *arg.also)}
-        of_kernels = (getattr(kernel.run, "sizes", None) for kernel in self.kernels)
-        sizes = next(filter(None, of_kernels), None)
-        self.__dict__.update(candidates=candidates, named=named, sizes=sizes)
-        _operations[self.name] = self
-
-    def prefer(self, kernel: Kernel) -> None:
-        """Add a kernel before the others: the torch layer has some that know its graphs."""
-        object.__setattr__(self, "kernels", (kernel, *self.kernels))
-        for (format, gpu), kernels in self.candidates.items():
-            if format in kernel.formats and kernel.place in ("any", "gpu" if gpu else "cpu"):
-                self.candidates[format, gpu] = (kernel, *kernels)
+        self.__dict__.update(kernels=kernels, candidates=candidates)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -267,6 +267,7 @@ AGGREGATE_BACKWARD = Op(
     ),
     results=_rows_and_entries,
     returns=2,
+    slots=("aggregate_backward_of_graph",),
     kernels=csr_kernels(
         cuda_aggregate.aggregate_backward, "aggregate_backward_cuda", "aggregate_backward_numba"
     ),

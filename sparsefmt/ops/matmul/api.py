@@ -352,6 +352,7 @@ SPMM = Op(
         Arg("bias", optional=True, default="None"),
     ),
     results=_rows,
+    slots=("spmm_with_own_numba", "spmm_then_own", "spmm_csr_embedding_bag"),
     kernels=(
         *tiles_kernels.spmm_kernels(cuda.spmm),
         Kernel(

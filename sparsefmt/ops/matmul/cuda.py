@@ -14,7 +14,7 @@ from ...formats.arrays import VALUE_DTYPES
 from ...formats.compressed import CSR
 from ...formats.coo import COO
 from ..engine import jit
-from ..engine.call import Launcher, Prepared
+from ..engine.call import Launcher, Prepared, Result
 from ..engine.jit import ITEMSIZE, fill, row_bytes
 from ..engine.memory import Memory, memory_of
 from ..engine.structure import Structure, structure_of
@@ -216,7 +216,7 @@ def _prepare(
         with_arg = arg is not None and reduce != "chosen"
         nbytes = shared_rows_bytes(S, dtype, feat, arg=with_arg)
         workspace = shared_rows_bytes(S, dtype, feat), nbytes
-    return Prepared(tuple(launches), shape, dtype, workspace)
+    return Prepared(tuple(launches), (Result(shape, dtype),), workspace)
 
 
 #: Arguments that both kernels of a product take last.

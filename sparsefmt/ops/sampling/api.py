@@ -12,6 +12,7 @@ from ...formats.compressed import CSR
 from ...formats.convert import numbered_csr
 from ..engine.bind import bind, flag, structure
 from ..engine.call import call, convert_to_csr
+from ..engine.memory import Scalar
 from ..engine.table import SCALES, Arg, Op, Price, csr_kernels, deferred
 from ..matmul.api import VALUES
 from . import cuda
@@ -172,7 +173,10 @@ def sample_with_perm(
         indptr = primitives.offsets(xp.minimum(A.lengths, how.width), A.index_dtype)
         size = int(indptr[-1])  # synchronize!
         cols, perm = (xp.empty(size, A.index_dtype) for _ in range(2))
-        (cuda.sample_rows if is_cupy(cols) else _sample_rows)(A, how, cols, perm, to=indptr)
+        if is_cupy(cols):
+            cuda.sample_rows(A, cols, perm, None, indptr, how.seed, how.width, how.strategy, 0)
+        else:
+            _sample_rows(A, how, cols, perm, to=indptr)
         data = None if A.data is None else A.data[perm]
         B = CSR._trusted(indptr=indptr, indices=cols, data=data, shape=A.shape)
         return B, perm if numbers is None else numbers[perm]
@@ -247,7 +251,7 @@ def _price_of_values(
 #: The last arguments of the product and of both gradients.
 SCALES_AND_OPTIONS = (
     *SCALES,
-    Arg("seed", kind="Tensor?", test=lambda name, value: integer(name, value) % 2**64),
+    Arg("seed", kind="Tensor?", test=lambda name, value: Scalar(integer(name, value) % 2**64)),
     Arg("width", kind="SymInt", test=most),
     Arg("strategy", kind="str", words=tuple(STRATEGIES)),
     *(

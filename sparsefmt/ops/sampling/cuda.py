@@ -6,7 +6,9 @@ have fewer than 2**31 entries.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -14,11 +16,12 @@ from ...formats import chunks
 from ...formats.arrays import VALUE_DTYPES
 from ...formats.compressed import CSR
 from ..engine import jit
-from ..engine.jit import ITEMSIZE, Launch, fill, row_bytes
-from ..engine.memory import Memory, memory_of
+from ..engine.call import Prepared, Result, launcher
+from ..engine.jit import ITEMSIZE, filling, row_bytes
+from ..engine.memory import Memory
 from ..engine.structure import Structure, exact, structure_of
 from ..matmul.cuda import Shape, load_shape, spmm
-from .options import ALL, STRATEGIES, SampleOptions
+from .options import ALL, STRATEGIES
 
 UNWEIGHTED, DIRECT, SCALED = range(3)  # WEIGHTS in spmm.cu
 BY_ROWS, STAGING, BY_CHUNKS = range(3)  # VARIANT in spmm.cu
@@ -83,13 +86,24 @@ def _variants(dtype: str) -> Iterator[tuple[int, ...]]:
 
 
 def without_chunks(
-    shape: tuple[int, int], nnz: int, index_dtype: str, indptr: int, indices: int
+    shape: tuple[int, int],
+    nnz: int,
+    index_dtype: str,
+    indptr: int,
+    indices: int,
+    decided: dict[Hashable, Any] | None = None,
 ) -> Structure:
-    """Describe a CSR at these two addresses, whose rows no chunks share out."""
-    return Structure(*shape, nnz, index_dtype, indptr, indices, *[0] * 7)
+    """Describe a CSR at these two addresses, whose rows no chunks share out.
+
+    ``decided`` keeps what is prepared for structures of these sizes, wherever they lie.
+    """
+    S = Structure(*shape, nnz, index_dtype, indptr, indices, *[0] * 7)
+    if decided is not None:
+        S._decided = decided
+    return S
 
 
-def _bare(A: CSR | Structure) -> Structure:
+def _without_chunks(A: CSR | Structure, *_: Any, **__: Any) -> Structure:
     """Return the structure of a CSR without chunks, made once: they cost time and a wait."""
     if isinstance(A, Structure):
         return A
@@ -101,12 +115,18 @@ def _bare(A: CSR | Structure) -> Structure:
     return A._built().ask("structure without chunks", make)
 
 
-def _structure(A: CSR | Structure, width: int) -> Structure:
+def _structure(
+    A: CSR | Structure, x: Any, values: Any = None, row_scale: Any = None, col_scale: Any = None,
+    seed: Any = None, width: int = ALL, *_: Any, **__: Any,
+) -> Structure:  # fmt: skip
     """Return the structure, with chunks if rows may be taken whole or chunks exist already."""
     if isinstance(A, Structure):
         return exact(A)  # whether rows are cut decides the kernel
-    chunked = width * A.n_rows >= A.nnz or "chunks" in A._built().found
-    return structure_of(A) if chunked else _bare(A)
+    if width * A.n_rows < A.nnz and "chunks" not in A._built().found:
+        return _without_chunks(A)
+    # Torch traces calls without the longest row, and those of eager mode are to add up alike.
+    build = partial(replace, structure_of(A), longest=A.chunks.longest)
+    return A._built().ask("structure of sampled rows", build)
 
 
 # The product
@@ -140,91 +160,62 @@ class _Cut(NamedTuple):
     blocks: int  #: of a slice
 
 
+@launcher(in_place=("x",), structure=_structure)
 def spmm_sampled(
-    A: CSR | Structure, x: Any, values: Any = None, row_scale: Any = None, col_scale: Any = None,
-    seed: Any = None, width: int = ALL, strategy: str = "bucket", mean: bool = False,
-    rescale: bool = False, *, perm: Any = None, out: Any = None,
+    S: Structure, m: Memory, x: Any, values: Any = None, row_scale: Any = None,
+    col_scale: Any = None, seed: Any = None, width: int = ALL, strategy: str = "bucket",
+    mean: bool = False, rescale: bool = False, *, perm: Any = None, out: Any = None,
 ) -> Any:  # fmt: skip
-    """Compute ``out[i] = r[i] * factor(i) * sum of a[e] * c[j] * x[j]`` over the sample of row i.
+    """Prepare ``out[i] = r[i] * factor(i) * sum of a[e] * c[j] * x[j]`` over the sample of row i.
 
     The value of entry e is ``values[perm[e]]``.  A seed in an array is read by the kernel, so that
     a captured CUDA graph takes another one at each replay.
     """
-    m = memory_of(x)
     dtype, feat = m.dtype(x), x.shape[1]
-    if out is None:
-        out = m.empty((A.n_rows, feat), dtype, x)
-    if not (A.n_rows and feat):
-        return out
-    S, x = _structure(A, width), m.rows_in_place(x)
-    with m.on_device(x):
-        # Torch traces calls without the longest row, and those of eager mode are to add up alike.
-        if isinstance(A, CSR) and 0 < S.longest <= width:
-            reduce = "mean" if mean else "sum"
-            return spmm(A, x, values, perm, row_scale, col_scale, reduce, out=out)
-        if not S.nnz:
-            fill(m.pointer(out), S.n_rows * feat * ITEMSIZE[dtype], 0, m.stream(x))
-            return out
-        values = m.contiguous(values)
-        row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
-        options = SampleOptions(seed, width, strategy, mean, rescale)
-        _launch_product(m, S, x, values, perm, row_scale, col_scale, options, out)
-    return out
-
-
-def _launch_product(
-    m: Memory, S: Structure, x: Any, values: Any, perm: Any, row_scale: Any, col_scale: Any,
-    options: SampleOptions, out: Any,
-) -> None:  # fmt: skip
-    """Launch on arrays that kernels can read, with a workspace if one launch serves the next."""
-    dtype, weighted = m.dtype(x), values is not None
-    features, result, *factors = m.pointers(x, out, values, perm, row_scale, col_scale)
-    scaled = perm is not None or col_scale is not None
-    case = dtype, x.shape[1], m.row_stride(x), (features | result) % 16, weighted, scaled
-    places, launches = S.once(_ready, *case, *options[1:])
-    gathered = 0, 0
-    if places:
-        columns = places * ITEMSIZE[S.index_dtype]
-        workspace = m.empty((columns + weighted * places * ITEMSIZE[dtype],), "uint8", x)
-        begin = m.pointer(workspace)
-        gathered = begin, begin + columns if weighted else 0
-    seeds, stream = _seeds(m, options.seed), m.stream(x)
-    data, order, *scales = factors
-    for number, launch in enumerate(launches):
-        # The first one gathers the sample, if any does; the next reads it as a CSR's entries.
-        stored = (S.indices, S.start, data, order)
-        if number:
-            stored = (gathered[0], S.start, gathered[1], 0)
-        to = (0, 0) if number else gathered
-        launch(stream, *stored, *scales, features, result, *to, *seeds)
-
-
-def _ready(
-    S: Structure, dtype: str, feat: int, stride: int, alignment: int, weighted: bool, scaled: bool,
-    width: int, strategy: str, mean: bool, rescale: bool,
-) -> tuple[int, list[Launch]]:  # fmt: skip
-    """Decide a product: places that a first launch gathers for the next, and the launches."""
+    results = (Result((feat,), dtype),)
+    if not (S.n_rows and feat):
+        return Prepared((), results)
+    if 0 < S.longest <= width:
+        return partial(_take_all, mean=mean)
+    if not S.nnz:
+        fill = filling(S.n_rows * feat * ITEMSIZE[dtype])
+        return Prepared(((fill, ("out",)),), results)
+    weighted, stride = values is not None, m.row_stride(x)
     case = _Case(
-        S.n_rows, S.n_cols, S.nnz, S.blocks, S.n_cuts,
-        dtype, feat, stride, alignment, width, strategy, weighted, scaled,
+        S.n_rows, S.n_cols, S.nnz, S.blocks, S.n_cuts, dtype, feat, stride,
+        (m.pointer(x) | m.pointer(out)) % 16, width, strategy, weighted,
+        perm is not None or col_scale is not None,
     )  # fmt: skip
     room, places, cuts = _cuts(case)
-    flags = mean * MEAN | rescale * RESCALE
+    gathered = ("workspace", "workspace_end" * weighted) if places else ("", "")
+    # The first one gathers the sample, if any does; the next reads it as a CSR's entries.
+    entries = [("indices", "start", "values", "perm"), (gathered[0], "start", gathered[1], "")]
+    flags, nbytes = mean * MEAN | rescale * RESCALE, row_bytes(stride, dtype)
     launches = []
-    for cut in cuts:
+    for number, cut in enumerate(cuts):
         kernel = _load("spmm_sampled", (dtype, S.index_dtype), cut.constants)
-        nbytes = row_bytes(stride, dtype)
         sizes = S.n_rows, nbytes, cut.blocks, cut.first, width, room, cut.rows, feat, flags
-        grid = cut.blocks * cut.slices
-        launches.append(kernel.ready(grid, (S.indptr,), sizes, threads=THREADS))
-    return places, launches
+        launch = kernel.ready(cut.blocks * cut.slices, after=sizes, threads=THREADS)
+        to = ("", "") if number else gathered
+        features = "row_scale", "col_scale", "x", "out"
+        launches.append((launch, ("indptr", *entries[number], *features, *to, *_seeds(seed))))
+    columns = places * ITEMSIZE[S.index_dtype]
+    workspace = columns, columns + weighted * places * ITEMSIZE[dtype]
+    return Prepared(tuple(launches), results, workspace)
 
 
-def _seeds(m: Memory, seed: Any) -> tuple[int, int]:
-    """Return a seed as kernels take it: its address on the device, or 0 and the seed."""
-    if seed is None or isinstance(seed, int):
-        return 0, (seed or 0) % 2**64
-    return m.pointer(seed), 0
+def _take_all(
+    S: Structure, x: Any, values: Any = None, row_scale: Any = None, col_scale: Any = None,
+    *_: Any, mean: bool, perm: Any = None, out: Any = None, **__: Any,
+) -> Any:  # fmt: skip
+    """Run ``spmm``: the sample of each row has all its entries."""
+    reduce = "mean" if mean else "sum"
+    return spmm(S, x, values, perm, row_scale, col_scale, reduce, out=out)
+
+
+def _seeds(seed: Any) -> tuple[str, str]:
+    """Name a seed as kernels take it: its address on the device, or null and the seed."""
+    return ("seed", "") if hasattr(seed, "dtype") else ("", "seed")
 
 
 # How the work is cut
@@ -295,61 +286,44 @@ def _rows_of_block(
 # The gradient of values, and the sample itself
 
 
+@launcher(in_place=("x", "grad"), structure=_without_chunks)
 def spmm_sampled_da(
-    A: CSR | Structure, x: Any, grad: Any, row_scale: Any, col_scale: Any, seed: Any, width: int,
-    strategy: str, mean: bool, rescale: bool, *, out: Any = None,
-) -> Any:  # fmt: skip
-    """Compute ``out[e] = r[i] * factor(i) * c[j] * <grad[i], x[j]>`` at sampled entries, else 0."""
-    S, m = _bare(A), memory_of(x)
+    S: Structure, m: Memory, x: Any, grad: Any, row_scale: Any, col_scale: Any, seed: Any,
+    width: int, strategy: str, mean: bool, rescale: bool, *, out: Any = None,
+) -> Prepared:  # fmt: skip
+    """Prepare ``out[e] = r[i] * factor(i) * c[j] * <grad[i], x[j]>`` at sampled entries, else 0."""
     dtype, feat = m.dtype(x), x.shape[1]
-    size = ITEMSIZE[dtype]
-    if out is None:
-        out = m.empty((S.nnz,), dtype, x)
+    size, results = ITEMSIZE[dtype], (Result((), dtype, "nnz"),)
     if not S.nnz:
-        return out
-    x, grad = m.rows_in_place(x), m.rows_in_place(grad)
-    row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
-    with m.on_device(x):
-        fill(m.pointer(out), S.nnz * size, 0, m.stream(x))
-        if not feat:
-            return out
+        return Prepared((), results)
+    launches: list[tuple[Any, tuple[str, ...]]] = [(filling(S.nnz * size), ("out",))]
+    if feat:
         strides = row_bytes(m.row_stride(grad), dtype), row_bytes(m.row_stride(x), dtype)
-        features = m.pointer(grad), m.pointer(x)
-        aligned = (features[0] | features[1] | strides[0] | strides[1] | feat * size) % 16 == 0
-        shape = Shape(_PIECE, 16 // size if aligned else 1)
+        lowest = m.pointer(grad) | m.pointer(x) | strides[0] | strides[1] | feat * size
+        shape = Shape(_PIECE, 16 // size if lowest % 16 == 0 else 1)
         rows = _rows_of_block(S.n_rows, S.nnz, width, shape, 1, _PIECES_FEW)
         constants = shape.vector, STRATEGIES[strategy]
         kernel = _load("sddmm_sampled", (dtype, S.index_dtype), constants)
-        scales, seeds = (m.pointer(row_scale), m.pointer(col_scale)), _seeds(m, seed)
-        arrays = (S.indptr, S.indices, *scales, *features, m.pointer(out), *seeds)
-        flags = mean * MEAN | rescale * RESCALE
-        args = (*arrays, S.n_rows, *strides, width, rows, feat, flags)
-        kernel(-(-S.n_rows // rows), args, threads=THREADS, stream=m.stream(x))
-    return out
+        sizes = S.n_rows, *strides, width, rows, feat, mean * MEAN | rescale * RESCALE
+        arrays = "indptr", "indices", "row_scale", "col_scale", "grad", "x", "out", *_seeds(seed)
+        launches.append((kernel.ready(-(-S.n_rows // rows), after=sizes, threads=THREADS), arrays))
+    return Prepared(tuple(launches), results)
 
 
+@launcher(in_place=(), structure=_without_chunks)
 def sample_rows(
-    A: CSR | Structure,
-    options: SampleOptions,
-    cols: Any,
-    entries: Any,
-    rows: Any = None,
-    *,
-    to: Any = None,
-    room: int = 0,
-) -> None:
-    """Write column, number and row of each sampled entry.
+    S: Structure, m: Memory, cols: Any, entries: Any, rows: Any, to: Any, seed: Any, width: int,
+    strategy: str, room: int,
+) -> Prepared:  # fmt: skip
+    """Prepare to write column, number and row of each sampled entry.
 
     The sample of row i begins at ``to[i]``; without ``to`` at ``i * room``, or at ``indptr[i]`` if
     room is 0, and places that stay free get the column n_cols.
     """
-    S, m = _bare(A), memory_of(cols)
     if not S.n_rows:
-        return
-    with m.on_device(cols):
-        kernel = _load("sample_rows", (S.index_dtype,), (STRATEGIES[options.strategy],))
-        arrays = (S.indptr, S.indices, *(m.pointer(one) for one in (to, cols, entries, rows)))
-        sizes = (S.n_rows, S.n_cols, options.width, room)
-        args = (*arrays, *_seeds(m, options.seed), *sizes)
-        blocks = min(-(-S.n_rows * _SAMPLE_LANES // THREADS), jit.MAX_BLOCKS)
-        kernel(blocks, args, threads=THREADS, stream=m.stream(cols))
+        return Prepared((), ())
+    kernel = _load("sample_rows", (S.index_dtype,), (STRATEGIES[strategy],))
+    blocks = min(-(-S.n_rows * _SAMPLE_LANES // THREADS), jit.MAX_BLOCKS)
+    sizes = S.n_rows, S.n_cols, width, room
+    arrays = "indptr", "indices", "to", "cols", "entries", "rows", *_seeds(seed)
+    return Prepared(((kernel.ready(blocks, after=sizes, threads=THREADS), arrays),), ())
