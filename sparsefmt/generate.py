@@ -6,7 +6,7 @@ from . import _random
 from .errors import ShapeError, UnsupportedError
 from .formats import checks
 from .formats.arrays import Array, DType, allocating, namespace, on_device_of, to_device
-from .formats.coo import COO
+from .formats.compressed import COO
 
 #: Entries drawn at a time: bounds the temporary memory, about 64 bytes an entry.
 CHUNK_ENTRIES = 1 << 22

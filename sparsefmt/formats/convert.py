@@ -13,7 +13,7 @@ import numpy as np
 
 from .._caches import cache
 from ..errors import OutOfMemoryError, ShapeError, UnsupportedError
-from . import checks, primitives, sparsetools
+from . import checks, primitives
 from .arrays import (
     INDEX_DTYPES,
     Array,
@@ -27,9 +27,8 @@ from .arrays import (
 )
 from .base import Format, FormatName
 from .cbsr import CBSR
-from .compressed import CSC, CSR, Compressed
+from .compressed import COO, CSC, CSR, Compressed
 from .condense import condense, sgt_coordinates
-from .coo import COO
 from .sgt import DEFAULT_TILE, SGT, check_tile
 
 Edge: TypeAlias = Callable[..., tuple[Any, Array | None]]
@@ -215,10 +214,10 @@ def _by_counting(
     moved = np.empty_like(payload)
     if isinstance(A, COO):
         entries = A.row, A.col, payload
-        sparsetools.loops().coo_tocsr(*A.shape, A.nnz, *entries, indptr, indices, moved)
+        primitives.loops().coo_tocsr(*A.shape, A.nnz, *entries, indptr, indices, moved)
     else:
         entries = A.indptr, A.indices, payload
-        sparsetools.loops().csr_tocsc(*A.shape, *entries, indptr, indices, moved)
+        primitives.loops().csr_tocsc(*A.shape, *entries, indptr, indices, moved)
     perm = moved if places else None
     data = None if A.data is None else A.data[perm] if places else moved
     return to._trusted(indptr=indptr, indices=indices, data=data, shape=A.shape), perm

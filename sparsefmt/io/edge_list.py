@@ -17,7 +17,7 @@ from ..errors import FileFormatError, UnsupportedError
 from ..formats import checks, foreign
 from ..formats.arrays import Array, DType, allocating
 from ..formats.base import Format
-from ..formats.coo import COO
+from ..formats.compressed import COO
 from .bounded import fault, reading, stem_and_suffix, writing
 
 _BLOCK = 1 << 16  # 8 MiB of lines and numbers

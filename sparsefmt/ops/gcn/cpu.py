@@ -10,8 +10,7 @@ import numpy as np
 
 from ...formats import primitives
 from ...formats.arrays import Array
-from ...formats.compressed import CSR
-from ...formats.coo import COO
+from ...formats.compressed import COO, CSR
 from ..engine.cpu import writing
 from ..engine.cpu_arrays import values_of
 from ..engine.loops import parallel, rows_of

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from ...errors import UnsupportedError
 from ...formats.arrays import VALUE_DTYPES
 from ...formats.chunks import LONG_ROW
-from ...formats.compressed import CSR
-from ...formats.coo import COO
+from ...formats.compressed import COO, CSR
 from ..engine import jit
 from ..engine.launch import ITEMSIZE, fill
 from ..engine.memory import memory_of

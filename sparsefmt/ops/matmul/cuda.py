@@ -11,8 +11,7 @@ from operator import is_not
 from typing import Any, NamedTuple
 
 from ...formats.arrays import VALUE_DTYPES
-from ...formats.compressed import CSR
-from ...formats.coo import COO
+from ...formats.compressed import COO, CSR
 from ..engine import jit
 from ..engine.call import Launcher, Prepared
 from ..engine.launch import ITEMSIZE, fill, row_bytes

@@ -5,10 +5,9 @@ from typing import Any
 import numpy as np
 
 from ...formats.arrays import Array
-from ...formats.compressed import CSR
+from ...formats.compressed import COO, CSR
 from ...formats.convert import numbered_csr
-from ...formats.coo import COO
-from ...formats.sparsetools import add_product
+from ...formats.primitives import add_product
 from ..engine import small
 from ..engine.cpu_arrays import wide
 from .cuda import shape_of_heads

@@ -12,8 +12,7 @@ from weakref import ref
 import numpy as np
 
 from ...formats.arrays import Array, finish, namespace, on_device_of
-from ...formats.base import Format
-from ...formats.built import Built
+from ...formats.base import Built, Format
 from ...formats.compressed import CSR
 from ...formats.sgt import SGT
 from ..engine.memory import memory_of
