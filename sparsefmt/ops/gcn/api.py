@@ -19,6 +19,7 @@ from ...formats.base import Format
 from ..engine.bind import bind, flag
 from ..engine.call import call
 from ..engine.order import in_own_order
+from ..engine.structure import Structure
 from ..engine.table import Arg, Kernel, Op, Price, deferred
 from . import cuda
 
@@ -164,29 +165,29 @@ def _backward(A: Any, grad: Array, self_loops: bool) -> Array:
 # The rows of the table
 
 
-def _one_per_entry_and_loop(S: Any, values: Any, loops: bool) -> tuple[Any, ...]:
+def _one_per_entry_and_loop(S: Structure, values: Array, loops: bool) -> tuple[Any, ...]:
     size = S.nnz + (S.n_rows if loops else 0)
     return (((size,), "float32" if values is None else values),)
 
 
-def _one_per_entry(S: Any, values: Any, *_: Any) -> tuple[Any, ...]:
+def _one_per_entry(S: Structure, values: Array, *_: Any) -> tuple[Any, ...]:
     return (((S.nnz,), values),)
 
 
-def _price(S: Any, values: Any, loops: bool) -> Price:
+def _price(S: Structure, values: Array, loops: bool) -> Price:
     """Price it: every entry is read for its degree and for its product, and written once."""
     size = 4 if values is None else values.itemsize
     read = 2 * S.nnz * (4 + (values is not None) * size)
     return Price(read + (S.nnz + S.n_rows * loops) * size + 16 * S.n_rows, 3 * S.nnz)
 
 
-def _price_backward(S: Any, values: Any, grad: Any, loops: bool) -> Price:
+def _price_backward(S: Structure, values: Array, grad: Array, loops: bool) -> Price:
     """Price it: three passes over the entries, two of them over the gradient."""
     read = 3 * S.nnz * 8 + 2 * S.nnz * values.itemsize + 2 * (S.nnz + S.n_rows * loops) * 4
     return Price(read + S.nnz * grad.itemsize + 32 * S.n_rows, 9 * S.nnz)
 
 
-def _weighted(A: Any, values: Any, *_: Any, **__: Any) -> list[str]:
+def _weighted(A: Any, values: Array, *_: Any, **__: Any) -> list[str]:
     return [] if values is None else ["A has values, which are not counted but added"]
 
 

@@ -24,6 +24,7 @@ from ..engine.bind import BF16, bind, structure
 from ..engine.call import call, convert_to_csr
 from ..engine.memory import memory_of
 from ..engine.order import in_own_order
+from ..engine.structure import Structure
 from ..engine.table import (
     PRECISION,
     SCALES,
@@ -267,7 +268,7 @@ def _renumbered(arg: Array, numbers: Array | None) -> Array:
         return result.astype(arg.dtype, copy=False)
 
 
-def _check_winners(arg: Any, grad: Array, A: CSR) -> Array:
+def _check_winners(arg: Array, grad: Array, A: CSR) -> Array:
     """Check for what ``spmm_arg`` returned, and return it as kernels read it."""
     arg = as_array("arg", arg, like=A.indices)
     if arg.shape != grad.shape:
@@ -283,13 +284,13 @@ def _check_winners(arg: Any, grad: Array, A: CSR) -> Array:
 # The rows of the table
 
 
-def _rows(S: Any, x: Any, values: Any = None, *_: Any) -> tuple[Any, ...]:
+def _rows(S: Structure, x: Array, values: Array | None = None, *_: Any) -> tuple[Any, ...]:
     of_heads = values is not None and len(values.shape) == 2
     shape = cuda.shape_of_heads(S, x, values) if of_heads else (S.n_rows, *x.shape[1:])
     return ((shape, x),)
 
 
-def price_of_rows(S: Any, x: Any, *others: Any) -> Price:
+def price_of_rows(S: Structure, x: Array, *others: Any) -> Price:
     """Price it: every entry reads an index, values and a row of X; rows of results are written."""
     values = others[0] if others else None
     weights = 0 if values is None else prod(values.shape[1:])
@@ -299,20 +300,21 @@ def price_of_rows(S: Any, x: Any, *others: Any) -> Price:
     return Price(features + S.nnz * (4 + weights * x.itemsize), 2 * S.nnz * results)
 
 
-def against_heads(values: Any, who: str) -> list[str]:
+def against_heads(values: Array, who: str) -> list[str]:
     """Return the reason against a kernel that takes one value an entry."""
     if values is None or values.ndim == 1:
         return []
     return [f"{who} one value an entry"]
 
 
-def _against_scattering(A: Any, X: Any, *, reduce: str = "sum", **_: Any) -> list[str]:
+def _against_scattering(A: Any, X: Array, *, reduce: str = "sum", **_: Any) -> list[str]:
     return [] if reduce == "sum" else [f"scattering does not take a {reduce}"]
 
 
 def _against_rounding(
-    A: Any, x: Any, values: Any = None, perm: Any = None, row_scale: Any = None,
-    col_scale: Any = None, reduce: str = "sum", *_: Any, precision: str | None = None, **__: Any,
+    A: Any, x: Array, values: Array | None = None, perm: Array | None = None,
+    row_scale: Array | None = None, col_scale: Array | None = None, reduce: str = "sum", *_: Any,
+    precision: str | None = None, **__: Any,
 ) -> list[str]:  # fmt: skip
     """List the reasons against rounding the features of a product."""
     reasons = against_rounding(A.nnz, x, precision) or against_heads(values, "rounding takes")
@@ -321,7 +323,7 @@ def _against_rounding(
     return reasons
 
 
-def against_rounding(nnz: int, x: Any, precision: str | None) -> list[str]:
+def against_rounding(nnz: int, x: Array, precision: str | None) -> list[str]:
     """List the reasons against rounding float32 features to bfloat16 before ``nnz`` gathers."""
     wasted = cuda.against_rounding(nnz, x.shape[0], prod(x.shape[1:]))
     if wasted:  # torch need not be asked for small products
@@ -385,27 +387,27 @@ SPMM = Op(
 # Rows of maxima and minima
 
 
-def _rows_and_winners(S: Any, x: Any, *_: Any) -> tuple[Any, ...]:
+def _rows_and_winners(S: Structure, x: Array, *_: Any) -> tuple[Any, ...]:
     shape = S.n_rows, x.shape[1]
     return (shape, x), (shape, str(S.index_dtype))
 
 
-def _rows_of_grad(S: Any, perm: Any, grad: Any, *_: Any) -> tuple[Any, ...]:
+def _rows_of_grad(S: Structure, perm: Array, grad: Array, *_: Any) -> tuple[Any, ...]:
     return (((S.n_rows, grad.shape[1]), grad),)
 
 
-def one_per_entry(S: Any, x: Any, *_: Any) -> tuple[Any, ...]:
+def one_per_entry(S: Structure, x: Array, *_: Any) -> tuple[Any, ...]:
     """Return the shape and dtype of a value for each entry, of the dtype of ``x``."""
     return (((S.nnz,), x),)
 
 
-def _price_of_dx(S: Any, perm: Any, grad: Any, arg: Any, *others: Any) -> Price:
+def _price_of_dx(S: Structure, perm: Array, grad: Array, arg: Array, *others: Any) -> Price:
     """Compute the price of a product that reads as many winners as features."""
     product = price_of_rows(S, grad, *others)
     return Price(product.bytes + S.nnz * grad.shape[1] * arg.itemsize, product.flops)
 
 
-def _price_of_da(S: Any, x: Any, grad: Any, arg: Any, *_: Any) -> Price:
+def _price_of_da(S: Structure, x: Array, grad: Array, arg: Array, *_: Any) -> Price:
     """Price it: every result reads its winner and two features, and adds to a value."""
     results = grad.shape[0] * grad.shape[1]
     size = results * (arg.itemsize + 2 * x.itemsize) + S.nnz * (4 + x.itemsize)

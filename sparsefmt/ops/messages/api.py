@@ -12,6 +12,7 @@ from ...formats.convert import numbered_csr
 from ..engine.bind import bind, structure, word
 from ..engine.call import call
 from ..engine.order import in_csr_order
+from ..engine.structure import Structure
 from ..engine.table import Arg, Op, Price, csr_kernels, unchecked
 from ..engine.transpose import Transpose, transpose_of
 from . import cuda
@@ -223,36 +224,37 @@ def _inverse_degree(A: CSR, like: Array) -> Array:
 # The rows of the table
 
 
-def _rows(S: Any, x: Any, edges: Any, *_: Any) -> tuple[Any, ...]:
+def _rows(S: Structure, x: Array, edges: Array, *_: Any) -> tuple[Any, ...]:
     return (((S.n_rows, edges.shape[1]), edges),)
 
 
 def _columns_and_entries(
-    S: Any, x: Any, edges: Any, grad: Any, perm: Any, scale: Any, message: str, wanted: bool
-) -> tuple[Any, ...]:
+    S: Structure, x: Array, edges: Array, grad: Array, perm: Array, scale: Array, message: str,
+    wanted: bool,
+) -> tuple[Any, ...]:  # fmt: skip
     feat = grad.shape[1]
     return ((S.n_rows, feat), grad), ((S.nnz if wanted else 0, feat), grad)
 
 
-def _entries(S: Any, left: Any, *_: Any) -> tuple[Any, ...]:
+def _entries(S: Structure, left: Array, *_: Any) -> tuple[Any, ...]:
     return (((S.nnz, left.shape[1]), left),)
 
 
-def _price_of_sums(S: Any, x: Any, edges: Any, *_: Any) -> Price:
+def _price_of_sums(S: Structure, x: Array, edges: Array, *_: Any) -> Price:
     """Price it: every entry reads its index and two rows; rows of the result are written."""
     row = edges.shape[1] * edges.itemsize
     gathers = (x is not None) + 1
     return Price((gathers * S.nnz + S.n_rows) * row + 4 * S.nnz, 2 * S.nnz * edges.shape[1])
 
 
-def _price_of_gradients(S: Any, x: Any, edges: Any, grad: Any, *_: Any) -> Price:
+def _price_of_gradients(S: Structure, x: Array, edges: Array, grad: Array, *_: Any) -> Price:
     """Price it: every entry reads two indices and two rows, and writes one."""
     feat, reads = grad.shape[1], 2 + (edges is not None)
     size = (reads * S.nnz + 2 * S.n_rows) * feat * grad.itemsize + 8 * S.nnz
     return Price(size, 3 * S.nnz * feat)
 
 
-def _price_of_combinations(S: Any, left: Any, right: Any, *_: Any) -> Price:
+def _price_of_combinations(S: Structure, left: Array, right: Array, *_: Any) -> Price:
     rows = 1 + (right is not None)
     return Price((rows * S.nnz + S.n_rows) * left.shape[1] * left.itemsize, S.nnz * left.shape[1])
 

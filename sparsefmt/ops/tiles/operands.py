@@ -99,7 +99,7 @@ class Operands:
         self._numbers = Numbers(view(split.perm), rest)
         self._csr, self._view, self._built = csr, view, Built()
 
-    def numbers(self, perm: Any = None) -> Numbers:
+    def numbers(self, perm: Array | None = None) -> Numbers:
         """Return the entries' numbers in CSR order, or those that ``perm`` gives for that order."""
         if perm is None:
             return self._numbers
@@ -115,7 +115,7 @@ class Operands:
         key = "numbers", m.pointer(perm)
         return self._built.ask(key, build, lambda _: not m.capturing())[0]
 
-    def packed(self, values: Any, numbers: Any, *, baked: bool) -> Any:
+    def packed(self, values: Array, numbers: Array, *, baked: bool) -> Any:
         """Gather the values with those numbers, one by one or in the cells that have them."""
         m = memory_of(values)
         found = m.take(values, numbers)
@@ -132,7 +132,7 @@ class Operands:
             ("places", itemsize), lambda: self._view(self.split.places(itemsize))
         )
 
-    def row_factors(self, row_scale: Any, shares: Any = None) -> tuple[Any, Any]:
+    def row_factors(self, row_scale: Array, shares: Array | None = None) -> tuple[Any, Any]:
         """Return what multiplies the sums of each row, and those of its entries in tiles.
 
         The latter is 0 where tiles have no entry of the row: 0 times Inf or NaN would not be 0.
@@ -158,7 +158,7 @@ class Operands:
             return outside if bool(outside.any()) else None  # synchronize!
 
 
-def _lengths(indptr: Any) -> Any:
+def _lengths(indptr: Array) -> Any:
     return indptr[1:] - indptr[:-1]
 
 
@@ -184,7 +184,7 @@ class OwnTiles:
         """Return 1 over the entries of each row, in float32."""
         return self.sgt._built().ask("shares", lambda: _shares(self.sgt._structure()))
 
-    def packed(self, operands: Operands, values: Any, perm: Any, *, baked: bool) -> Packed:
+    def packed(self, operands: Operands, values: Array, perm: Array, *, baked: bool) -> Packed:
         """Return the values of the SGT, packed once for each stream."""
         if values is None:
             return Packed()
@@ -233,14 +233,9 @@ class PreparedTiles:
     """
 
     def __init__(
-        self,
-        sgt: SGT,
-        shares: Any,
-        *,
-        costs: Costs | None,
-        view: Callable[[Array], Any],
+        self, sgt: SGT, shares: Array, *, costs: Costs | None, view: Callable[[Array], Any],
         refuses_float32: Callable[[], list[str]],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.sgt, self.costs, self.refuses_float32 = sgt, costs, refuses_float32
         self._shares, self._view = shares, view
         self._built = Built()
@@ -268,7 +263,7 @@ class PreparedTiles:
         """Return 1 over the entries of each row, in float32."""
         return self._shares
 
-    def packed(self, operands: Operands, values: Any, perm: Any, *, baked: bool) -> Packed:
+    def packed(self, operands: Operands, values: Array, perm: Array, *, baked: bool) -> Packed:
         """Copy the values of entries in tiles into their order; the others are read by ``perm``."""
         if values is None:
             return Packed()
@@ -285,14 +280,15 @@ def tiles_of(A: Format | Structure) -> OwnTiles | PreparedTiles | None:
 
 
 def costs_of(
-    tiles: OwnTiles | PreparedTiles, op: str, x: Any, costs: Costs | None, *, weighted: bool = False
-) -> Costs | None:
+    tiles: OwnTiles | PreparedTiles, op: str, x: Array, costs: Costs | None, *,
+    weighted: bool = False,
+) -> Costs | None:  # fmt: skip
     """Choose the given costs, else those measured for such a product; None: CUDA cores do best."""
     return costs or tiles.costs or tile_costs.measured(op, x.itemsize, weighted, x.shape[-1])
 
 
 def find_operands(
-    A: Format | Structure, op: str, x: Any, costs: Costs | None, *, weighted: bool = False
+    A: Format | Structure, op: str, x: Array, costs: Costs | None, *, weighted: bool = False
 ) -> tuple[OwnTiles | PreparedTiles, Operands] | None:
     """Find the tiles that such a product goes by, and what it reads of them; None without any."""
     tiles = tiles_of(A)
