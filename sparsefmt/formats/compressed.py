@@ -117,10 +117,9 @@ class Compressed(Format):
         return self._built().ask("chunks", lambda: formats_chunks.chunks(self.indptr, self.nnz))
 
     def sorted_indices(self) -> Self:
-        """Sort the indices in every row (CSR) or column (CSC); itself if they are sorted."""
-        from . import convert
-
-        return self if self.has_sorted_indices else convert.sort_minor(self)
+        """Sort the indices in every row (CSR) or column (CSC), stably; itself if sorted."""
+        flipped: FormatName = "csc" if self.format == "csr" else "csr"
+        return self if self.has_sorted_indices else self.asformat(flipped).asformat(self.format)
 
     def _flipped(self, kind: type[Other]) -> Other:
         """Return the transpose in the other format, a view of the same arrays."""

@@ -18,13 +18,13 @@ from ...formats.arrays import (
     on_device_of,
 )
 from ...formats.base import Format
-from ...formats.compressed import CSR
+from ...formats.compressed import COO, CSR
 from ...formats.convert import numbered_csr
 from ..engine.bind import BF16, bind, structure
 from ..engine.call import call, convert_to_csr
 from ..engine.memory import memory_of
 from ..engine.order import in_own_order
-from ..engine.structure import Structure
+from ..engine.structure import Sizes, Structure
 from ..engine.table import (
     PRECISION,
     SCALES,
@@ -284,14 +284,14 @@ def _check_winners(arg: Array, grad: Array, A: CSR) -> Array:
 # The rows of the table
 
 
-def _rows(S: Structure, x: Array, values: Array | None = None, *_: Any) -> tuple[Any, ...]:
+def _rows(S: Sizes, x: Array, values: Array | None = None, *_: Any) -> tuple[Any, ...]:
     of_heads = values is not None and len(values.shape) == 2
     shape = cuda.shape_of_heads(S, x, values) if of_heads else (S.n_rows, *x.shape[1:])
     return ((shape, x),)
 
 
-def price_of_rows(S: Structure, x: Array, *others: Any) -> Price:
-    """Price it: every entry reads an index, values and a row of X; rows of results are written."""
+def price_of_rows(S: Sizes, x: Array, *others: Any) -> Price:
+    """Compute the price: an entry reads an index, values and a row of X; rows are written."""
     values = others[0] if others else None
     weights = 0 if values is None else prod(values.shape[1:])
     feat = prod(x.shape[1:])
@@ -307,12 +307,12 @@ def against_heads(values: Array, who: str) -> list[str]:
     return [f"{who} one value an entry"]
 
 
-def _against_scattering(A: Any, X: Array, *, reduce: str = "sum", **_: Any) -> list[str]:
+def _against_scattering(A: COO, X: Array, *, reduce: str = "sum", **_: Any) -> list[str]:
     return [] if reduce == "sum" else [f"scattering does not take a {reduce}"]
 
 
 def _against_rounding(
-    A: Any, x: Array, values: Array | None = None, perm: Array | None = None,
+    A: CSR | Structure, x: Array, values: Array | None = None, perm: Array | None = None,
     row_scale: Array | None = None, col_scale: Array | None = None, reduce: str = "sum", *_: Any,
     precision: str | None = None, **__: Any,
 ) -> list[str]:  # fmt: skip
@@ -387,28 +387,19 @@ SPMM = Op(
 # Rows of maxima and minima
 
 
-def _rows_and_winners(S: Structure, x: Array, *_: Any) -> tuple[Any, ...]:
-    shape = S.n_rows, x.shape[1]
-    return (shape, x), (shape, str(S.index_dtype))
-
-
-def _rows_of_grad(S: Structure, perm: Array, grad: Array, *_: Any) -> tuple[Any, ...]:
-    return (((S.n_rows, grad.shape[1]), grad),)
-
-
-def one_per_entry(S: Structure, x: Array, *_: Any) -> tuple[Any, ...]:
+def one_per_entry(S: Sizes, x: Array, *_: Any) -> tuple[Any, ...]:
     """Return the shape and dtype of a value for each entry, of the dtype of ``x``."""
     return (((S.nnz,), x),)
 
 
-def _price_of_dx(S: Structure, perm: Array, grad: Array, arg: Array, *others: Any) -> Price:
+def _price_of_dx(S: Sizes, perm: Array, grad: Array, arg: Array, *others: Any) -> Price:
     """Compute the price of a product that reads as many winners as features."""
     product = price_of_rows(S, grad, *others)
     return Price(product.bytes + S.nnz * grad.shape[1] * arg.itemsize, product.flops)
 
 
-def _price_of_da(S: Structure, x: Array, grad: Array, arg: Array, *_: Any) -> Price:
-    """Price it: every result reads its winner and two features, and adds to a value."""
+def _price_of_da(S: Sizes, x: Array, grad: Array, arg: Array, *_: Any) -> Price:
+    """Compute the price: every result reads its winner and two features, and adds to a value."""
     results = grad.shape[0] * grad.shape[1]
     size = results * (arg.itemsize + 2 * x.itemsize) + S.nnz * (4 + x.itemsize)
     return Price(size, 2 * results)
@@ -427,7 +418,10 @@ def _gradient(launcher: Callable[..., Any], *arguments: Arg, **facts: Any) -> Op
 SPMM_ARG = Op(
     "spmm_arg",
     (_X, VALUES, *SCALES, Arg("reduce", kind="str", words=REDUCTIONS[2:])),
-    results=_rows_and_winners,
+    results=lambda S, x, *_: (
+        ((S.n_rows, x.shape[1]), x),
+        ((S.n_rows, x.shape[1]), str(S.index_dtype)),
+    ),
     returns=2,
     kernels=csr_kernels(cuda.spmm_arg, "spmm_csr_balanced", "spmm_csr_numba"),
     price=price_of_rows,
@@ -436,7 +430,7 @@ SPMM_ARG = Op(
 SPMM_ARG_DX = _gradient(
     cuda.spmm_arg_dx,
     *unchecked("Tensor perm, Tensor grad, Tensor arg, Tensor? values"),
-    results=_rows_of_grad,
+    results=lambda S, perm, grad, *_: (((S.n_rows, grad.shape[1]), grad),),
     price=_price_of_dx,
 )
 SPMM_ARG_DA = _gradient(

@@ -16,7 +16,7 @@ from ..engine import jit
 from ..engine.call import Launcher, Prepared
 from ..engine.launch import ITEMSIZE, fill, row_bytes
 from ..engine.memory import Memory, memory_of
-from ..engine.structure import Structure, structure_of
+from ..engine.structure import Sizes, Structure, structure_of
 
 #: Mean entries of a row from which slices of 256 bytes beat 128: 1.02 to 1.06x on graphs of 50 and
 #: more, 0.90x on graphs of 12 (H200, float32).
@@ -242,7 +242,7 @@ def _round_first(S: Structure, m: Memory, *_: Any, **__: Any) -> Callable[..., A
 spmm_rounded = Launcher(_round_first, sizes)
 
 
-def shape_of_heads(S: CSR | Structure, x: Array, values: Array) -> tuple[int, int, int]:
+def shape_of_heads(S: CSR | Structure | Sizes, x: Array, values: Array) -> tuple[int, int, int]:
     """Return the shape of a product with values of several heads."""
     return S.n_rows, values.shape[1], x.shape[-1]
 

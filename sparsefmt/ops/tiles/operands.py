@@ -50,24 +50,13 @@ class TileStructure:
 
 def tile_structure(split: Split, shape: tuple[int, int]) -> TileStructure:
     """Describe an SGT of that shape on a GPU; valid as long as the split lives."""
+    arrays = split.items, split.cuts, split.columns, split.masks, split.starts, split.cells
+    items, cuts, columns, masks, starts, cells = (array.data.ptr for array in arrays)
+    rest = None if split.rest is None else structure_of(split.rest)
     return TileStructure(
-        n_rows=shape[0],
-        n_cols=shape[1],
-        nnz=split.nnz,
-        index_dtype=split.items.dtype.name,
-        height=split.height,
-        n_items=len(split.items),
-        n_cuts=len(split.cuts),
-        n_parts=split.n_parts,
-        items=split.items.data.ptr,
-        cuts=split.cuts.data.ptr,
-        columns=split.columns.data.ptr,
-        masks=split.masks.data.ptr,
-        starts=split.starts.data.ptr,
-        cells=split.cells.data.ptr,
-        n_cells=split.n_cells,
-        taken=split.taken,
-        rest=None if split.rest is None else structure_of(split.rest),
+        *(shape[0], shape[1], split.nnz, split.items.dtype.name, split.height),
+        *(len(split.items), len(split.cuts), split.n_parts),
+        *(items, cuts, columns, masks, starts, cells, split.n_cells, split.taken, rest),
     )
 
 
