@@ -56,7 +56,9 @@ def tile_structure(split: Split, shape: tuple[int, int]) -> TileStructure:
     return TileStructure(
         *(shape[0], shape[1], split.nnz, split.items.dtype.name, split.height),
         *(len(split.items), len(split.cuts), split.n_parts),
-        *(items, cuts, columns, masks, starts, cells, split.n_cells, split.taken, rest),
+        *(items, cuts, columns, masks, starts, cells),
+        *(split.n_cells, split.taken),
+        rest,
     )
 
 
