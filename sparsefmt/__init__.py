@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from .errors import UnsupportedError as UnsupportedError
     from .formats.base import Format as Format
     from .formats.cbsr import CBSR as CBSR
+    from .formats.compressed import COO as COO
     from .formats.compressed import CSC as CSC
     from .formats.compressed import CSR as CSR
     from .formats.convert import from_dense as from_dense
-    from .formats.coo import COO as COO
     from .formats.sgt import SGT as SGT
     from .generate import power_law as power_law
     from .graph.graph import Graph as Graph
@@ -65,9 +65,8 @@ _MODULES = {
     ),
     "formats.base": "Format",
     "formats.cbsr": "CBSR",
-    "formats.compressed": "CSC CSR",
+    "formats.compressed": "COO CSC CSR",
     "formats.convert": "from_dense",
-    "formats.coo": "COO",
     "formats.sgt": "SGT",
     "generate": "power_law",
     "graph.graph": "Graph",
@@ -100,7 +99,7 @@ def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
 
 
-_OLD_FORMATS = ("base", "cbsr", "compressed", "convert", "coo", "sgt")
+_OLD_FORMATS = ("base", "cbsr", "compressed", "convert", "sgt")
 
 
 class _Moved:
@@ -108,6 +107,7 @@ class _Moved:
 
     places: ClassVar = {
         **{f"{__name__}.{name}": f".formats.{name}" for name in _OLD_FORMATS},
+        f"{__name__}.coo": ".formats.compressed",
         f"{__name__}.autograd.adapters": ".model.layers",
         f"{__name__}.autograd.composition": ".model.composition",
         f"{__name__}.distributed.files": ".distributed.parts.files",

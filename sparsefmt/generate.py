@@ -6,7 +6,7 @@ from . import _random
 from .errors import ShapeError, UnsupportedError
 from .formats import checks
 from .formats.arrays import Array, DType, allocating, namespace, on_device_of, to_device
-from .formats.coo import COO
+from .formats.compressed import COO
 
 #: Entries drawn at a time: bounds the temporary memory, about 64 bytes an entry.
 CHUNK_ENTRIES = 1 << 22
@@ -73,23 +73,13 @@ def power_law(
     Drawn in chunks; the peak is about 32 bytes an entry.  Chung and Lu, Annals of Combinatorics 6
     (2002) 125.
     """
-    return power_law_with_labels(
-        n_nodes,
-        n_edges,
-        exponent=exponent,
-        inside=inside,
-        community=community,
-        seed=seed,
-        device=device,
-        index_dtype=index_dtype,
-        shuffle=shuffle,
-    )[0]
+    args = (n_nodes, n_edges, exponent, inside, community, seed, device, index_dtype, shuffle)
+    return power_law_with_labels(*args)[0]
 
 
 def power_law_with_labels(
     n_nodes: int,
     n_edges: int,
-    *,
     exponent: float = 2.3,
     inside: float = 0.6,
     community: int = 500,

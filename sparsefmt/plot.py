@@ -24,7 +24,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from .errors import UnsupportedError
 from .formats.base import Format
-from .formats.coo import COO
+from .formats.compressed import COO
 from .io.bounded import check_regular, writing
 from .plan.rules import text_of
 from .stats import TILES, Tile, summarize

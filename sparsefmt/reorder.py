@@ -19,8 +19,7 @@ from .formats.arrays import (
 )
 from .formats.base import Format
 from .formats.cbsr import CBSR
-from .formats.compressed import CSR
-from .formats.coo import COO
+from .formats.compressed import COO, CSR
 from .formats.sgt import SGT
 
 Axis = Literal["both", "rows", "columns"]

@@ -1,12 +1,12 @@
 """Statistics of a matrix: degrees, symmetry, bandwidth, and how its entries fill tiles."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
-from .errors import DtypeError, ShapeError, UnsupportedError
+from .errors import DtypeError, ShapeError
 from .formats import primitives
 from .formats.arrays import Array, allocating, namespace, on_device_of
 from .formats.base import Format
@@ -226,68 +226,6 @@ def summarize(A: Format, *, tiles: Sequence[Tile] = TILES) -> Stats:
     return Stats(_csr(A), _check_tiles(tiles))
 
 
-def degree_histogram(A: Format, *, axis: int = 0) -> tuple[Array, Array]:
-    """Return ``(degree, count)``: how many rows have each number of stored entries.
-
-    Parameters
-    ----------
-    A : COO, CSR, CSC, SGT or CBSR
-    axis : int
-        0 for rows (in-degrees), 1 for columns (out-degrees).
-
-    Returns
-    -------
-    degree, count : array of int64, shape (n_distinct,)
-        ``degree`` ascends; ``count`` adds up to the number of rows (columns).
-
-    Raises
-    ------
-    DtypeError
-        If ``A`` is no format.
-    UnsupportedError
-        If ``axis`` is neither 0 nor 1.
-    """
-    if axis not in (0, 1):
-        raise UnsupportedError(f"axis is {axis!r}: use 0 for rows or 1 for columns.")
-    csr = _csr(A)
-    with on_device_of(csr.indptr), allocating(f"degrees of {csr!r}"):
-        lengths = csr.lengths if axis == 0 else _column_lengths(csr)
-        xp = namespace(lengths)
-        degree, count = xp.unique(lengths, return_counts=True)  # synchronize!
-        return degree.astype(np.int64), count.astype(np.int64)
-
-
-def tile_table(graphs: Iterable[tuple[str, Format]], *, tiles: Sequence[Tile] = TILES) -> str:
-    """Write a Markdown table of the tiles that condensing saves, and their density, by graph.
-
-    Parameters
-    ----------
-    graphs : iterable of (name, matrix)
-        Read in turn, so that a generator may read them from files.
-    tiles : sequence of (height, width)
-
-    Returns
-    -------
-    str
-        One line a graph, then the mean of the shares (TC-GNN, figure 7 reports 67%).
-    """
-    shapes = _check_tiles(tiles)
-    titles = [f"{_name(tile)} {part}" for tile in shapes for part in ("saved", "density")]
-    lines = [
-        _line(["graph", "rows", "entries", *titles]),
-        _line(["---", *["---:"] * (len(titles) + 2)]),
-    ]
-    shares = []
-    for name, A in graphs:
-        per_shape = summarize(A, tiles=shapes).tiles
-        shares.append([share for stats in per_shape for share in (stats.reduction, stats.density)])
-        lines.append(_line([name, f"{A.n_rows:,}", f"{A.nnz:,}", *map(_percent, shares[-1])]))
-    if shares:
-        means = np.mean(shares, axis=0).tolist()
-        lines.append(_line(["**mean**", "", "", *map(_percent, means)]))
-    return "\n".join(lines) + "\n"
-
-
 def _check_tiles(tiles: Sequence[Tile]) -> tuple[Tile, ...]:
     try:
         shapes = iter(tiles)
@@ -345,14 +283,6 @@ def _distinct(A: Compressed) -> tuple[Array, Array]:
 
 def _name(tile: Tile) -> str:
     return f"{tile[0]}x{tile[1]}"
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}"
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _bytes(count: int) -> str:

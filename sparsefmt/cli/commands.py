@@ -229,10 +229,11 @@ def demo(path: Path | None, dtype: str | None, output: Path, force: bool, device
     start = time.perf_counter()
     where, description = program.pick_device(device)
     with _progress(program.n_steps() + 2) as step:
-        A = _read(path, step, dtype, format="coo") if path else _generate(step)
-        title = (
-            click.format_filename(path.name) if path else "embedded graph: power law, communities"
-        )
+        if path:
+            A, title = _read(path, step, dtype, format="coo"), click.format_filename(path.name)
+        else:
+            step("generating a graph")
+            A, title = program.embedded_graph(), "embedded graph: power law, communities"
         outcome = program.run(A, where, step=step)
         step("drawing")
         program.picture(A, outcome, title, description, output)
@@ -272,13 +273,6 @@ def _read(
     step(f"reading {click.format_filename(path)}")
     A: Format = read(path, format=format, dtype=dtype)
     return A
-
-
-def _generate(step: Step) -> Format:
-    from .demo import embedded_graph
-
-    step("generating a graph")
-    return embedded_graph()
 
 
 def _check_target(path: Path, force: bool) -> None:

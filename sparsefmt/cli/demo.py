@@ -18,7 +18,7 @@ import scipy.sparse
 from ..errors import DeviceError
 from ..formats.arrays import import_cupy, parse_device
 from ..formats.base import Format, FormatName
-from ..formats.coo import COO
+from ..formats.compressed import COO
 from ..generate import power_law
 from . import doctor
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..formats.base import Format
-from ..stats import Degrees, Stats, TileStats
+from ..stats import Stats, TileStats
 from . import doctor
 
 if TYPE_CHECKING:
@@ -88,22 +88,10 @@ def _sizes(A: Format, stats: Stats) -> Table:
 
 def _degrees(stats: Stats) -> Table:
     table = _table("degrees", "", "min", "mean", "median", "max", "std", "empty", "gini", "top 1%")
-    for name, degrees in (("in (row)", stats.in_degree), ("out (column)", stats.out_degree)):
-        table.add_row(name, *_degree_cells(degrees))
+    for name, d in (("in (row)", stats.in_degree), ("out (column)", stats.out_degree)):
+        numbers = f"{d.min:,} {d.mean:,.2f} {d.median:,g} {d.max:,} {d.std:,.2f} {d.empty:,}"
+        table.add_row(name, *numbers.split(), f"{d.gini:.3f}", f"{d.top_share:.1%}")
     return table
-
-
-def _degree_cells(degrees: Degrees) -> list[str]:
-    return [
-        f"{degrees.min:,}",
-        f"{degrees.mean:,.2f}",
-        f"{degrees.median:,g}",
-        f"{degrees.max:,}",
-        f"{degrees.std:,.2f}",
-        f"{degrees.empty:,}",
-        f"{degrees.gini:.3f}",
-        f"{degrees.top_share:.1%}",
-    ]
 
 
 def _tiles(tiles: Iterable[TileStats]) -> Table:

@@ -85,11 +85,7 @@ def as_array(
         raise DtypeError(f"{name} holds Python objects (dtype {array.dtype}): give numbers.")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    return _on_device_like(like, array) if isinstance(value, list | tuple | range) else array
-
-
-def _on_device_like(like: Array | None, array: Array) -> Array:
-    if not is_cupy(like):
+    if not is_cupy(like) or not isinstance(value, list | tuple | range):
         return array
     with on_device_of(like):
         return namespace(like).asarray(array)

@@ -1,8 +1,9 @@
-"""The base class of all formats: identity, views, conversions and checks by its arrays."""
+"""The base class of all formats, and the store of what is built once of a structure."""
 
 import warnings
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from _thread import RLock  # ``threading`` has a function around it
+from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 
@@ -18,11 +19,9 @@ from .arrays import (
     on_device_of,
     to_device,
 )
-from .built import Built
 
 if TYPE_CHECKING:
-    from .compressed import CSC, CSR
-    from .coo import COO
+    from .compressed import COO, CSC, CSR
     from .sgt import SGT
 
 Level = Literal["full", "cheap"]
@@ -30,7 +29,44 @@ _UNREAD = (
     'validate="cheap" did not read the indices: one out of range reads foreign memory.  With '
     "SPARSEFMT_DEBUG=1, as here, every operation reads them first."
 )
+Made = TypeVar("Made")
 FormatName = Literal["coo", "csr", "csc", "sgt", "cbsr"]
+
+
+class Built:
+    """What was built of a structure, or of its values: each once, for all that share them.
+
+    What is there is found without a lock.  Who builds holds it, so that nobody else builds too.
+    """
+
+    def __init__(self) -> None:
+        self.lock = RLock()  # what is built may ask for something else
+        self.found: dict[Hashable, Any] = {}  #: written to under the lock
+
+    def ask(
+        self, key: Hashable, build: Callable[[], Made], keep: Callable[[Made], bool] | None = None
+    ) -> Made:
+        """Return what was built for the key, or build it; ``keep`` may decline to store it."""
+        found: Made | None = self.found.get(key)  # most calls: hardly anything is None
+        if found is not None:
+            return found
+        with self.lock:
+            if key in self.found:
+                there: Made = self.found[key]
+                return there
+            made = self._run(key, build)
+            if keep is None or keep(made):
+                self.found[key] = made
+            return made
+
+    def items(self) -> list[tuple[Any, Any]]:
+        """List what was built, with its keys."""
+        with self.lock:
+            return [*self.found.items()]
+
+    def _run(self, key: Hashable, build: Callable[[], Made]) -> Made:
+        """Build what nobody has asked for before, under the lock."""
+        return build()
 
 
 class Shaped:

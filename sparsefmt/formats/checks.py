@@ -225,8 +225,7 @@ def selection(axis: str, key: Any, size: int, *, like: Array) -> Array:
 def coordinates(row: Array, col: Array, shape: tuple[int, int]) -> None:
     """Check that rows and columns lie inside ``shape``."""
     if is_cupy(row):
-        with on_device_of(row):
-            faults = formats_faults.lowest(2, ("coordinates", len(row), (row, col, *shape)))
+        faults = formats_faults.lowest(2, ("coordinates", len(row), (row, col, *shape)))
     else:
         faults = first_outside(row, shape[0]), first_outside(col, shape[1])
     raise_index_fault("row", row, shape[0], "rows", faults[0])
@@ -238,8 +237,7 @@ def compressed(indptr: Array, minor: Array, n_minor: int, axis: str) -> None:
     nnz = len(minor)
     if is_cupy(minor):
         args = (indptr, minor, len(indptr), nnz, n_minor)
-        with on_device_of(minor):
-            faults = formats_faults.lowest(4, ("compressed", max(len(indptr), nnz), args))
+        faults = formats_faults.lowest(4, ("compressed", max(len(indptr), nnz), args))
     else:
         faults = (*first_pointer_faults(indptr, nnz), first_outside(minor, n_minor))
     raise_pointer_fault("indptr", indptr, nnz, faults[:3])
@@ -250,8 +248,7 @@ def balanced(indices: Array, n_cols: int) -> None:
     """Check that a CBSR's columns lie in ``[0, n_cols)`` and ascend, distinct, in every row."""
     n_rows, k = indices.shape
     if is_cupy(indices):
-        with on_device_of(indices):
-            faults = formats_faults.lowest(2, ("balanced", n_rows * k, (indices, k, n_cols)))
+        faults = formats_faults.lowest(2, ("balanced", n_rows * k, (indices, k, n_cols)))
     else:
         fall = first_true(indices[:, 1:] <= indices[:, :-1])
         row, place = divmod(fall, max(k - 1, 1))
@@ -269,8 +266,7 @@ def balanced(indices: Array, n_cols: int) -> None:
 def in_range(name: str, array: Array, size: int, axis: str) -> None:
     """Check that indices lie in ``[0, size)``."""
     if is_cupy(array):
-        with on_device_of(array):
-            (fault,) = formats_faults.lowest(1, ("in_range", array.size, (array, size)))
+        (fault,) = formats_faults.lowest(1, ("in_range", array.size, (array, size)))
     else:
         fault = first_outside(array, size)
     raise_index_fault(name, array, size, axis, fault)
@@ -366,17 +362,12 @@ def _raise_tile_fault(A: "SGT", faults: Iterable[int]) -> None:
 
 def _tile_faults_on_gpu(A: "SGT") -> tuple[int, ...]:
     with on_device_of(A.order):
-        import cupy
-
-        rows = cupy.full(A.nnz, -1, A.index_dtype)
-        sizes = (A.n_windows, A.tile_count, A.nnz, *A.shape, *A.tile)
-        arrays = (A.window_ptr, A.columns.ravel(), A.tile_ptr, A.slots, A.order)
-        size = max(A.n_windows + 1, A.tile_count + 1, A.columns.size, A.nnz)
-        return formats_faults.lowest(
-            _SGT_KINDS,
-            ("tiles", size, (*arrays, *sizes, rows)),
-            ("tiles_order", A.nnz, (rows, A.nnz)),
-        )
+        rows = namespace(A.order).full(A.nnz, -1, A.index_dtype)
+    sizes = (A.n_windows, A.tile_count, A.nnz, *A.shape, *A.tile)
+    arrays = (A.window_ptr, A.columns.ravel(), A.tile_ptr, A.slots, A.order)
+    size = max(A.n_windows + 1, A.tile_count + 1, A.columns.size, A.nnz)
+    places = ("tiles", size, (*arrays, *sizes, rows))
+    return formats_faults.lowest(_SGT_KINDS, places, ("tiles_order", A.nnz, (rows, A.nnz)))
 
 
 def _tile_faults(A: "SGT") -> Iterator[int]:

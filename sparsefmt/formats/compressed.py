@@ -1,4 +1,4 @@
-"""CSR and CSC: one implementation, the axis swapped."""
+"""COO, and CSR and CSC: one implementation, the axis swapped."""
 
 from dataclasses import InitVar, dataclass, field
 from typing import ClassVar, Self, TypeVar
@@ -9,6 +9,60 @@ from .arrays import Array, on_device_of
 from .base import Format, FormatName, Level
 
 Other = TypeVar("Other", bound="Compressed")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class COO(Format):
+    """Coordinates: any order, duplicates allowed (they add up wherever values are combined).
+
+    Parameters
+    ----------
+    row, col : array, shape (nnz,)
+        Target and source vertex of each entry; both int32 or both int64.
+    data : array, shape (nnz,), optional
+        float16, bfloat16, float32 or float64; None for an unweighted structure.
+    shape : (n_rows, n_cols)
+    validate : "full" or "cheap"
+        How much to check, see ``check``.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, IndexRangeError
+        If the arrays do not form such a matrix.
+    """
+
+    row: Array  #: (nnz,) target vertices
+    col: Array  #: (nnz,) source vertices
+    data: Array | None = None  #: (nnz,) values
+    shape: tuple[int, int] = field(kw_only=True)
+    validate: InitVar[Level] = field(default="full", kw_only=True)
+
+    format: ClassVar[FormatName] = "coo"
+    _array_fields: ClassVar[tuple[str, ...]] = ("row", "col", "data")
+
+    @property
+    def nnz(self) -> int:
+        """Return the number of stored entries, explicit zeros and duplicates counted."""
+        return len(self.row)
+
+    @property
+    def coords(self) -> tuple[Array, Array]:
+        """Return ``(row, col)``, as SciPy does."""
+        return self.row, self.col
+
+    @property
+    def T(self) -> "COO":
+        """Return the transpose; a view, nothing is copied."""
+        return self._replace(row=self.col, col=self.row, shape=self.shape[::-1])
+
+    def _check_cheap(self) -> None:
+        checks.indices(row=self.row, col=self.col)
+        checks.pointers("col", self.col, len(self.row), "row and col describe the same entries")
+        checks.sizes_fit(self.shape, self.nnz, self.index_dtype)
+        checks.values(self.data, (self.nnz,), like=self.row)
+
+    def _check_full(self) -> None:
+        checks.coordinates(self.row, self.col, self.shape)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -63,10 +117,9 @@ class Compressed(Format):
         return self._built().ask("chunks", lambda: formats_chunks.chunks(self.indptr, self.nnz))
 
     def sorted_indices(self) -> Self:
-        """Sort the indices in every row (CSR) or column (CSC); itself if they are sorted."""
-        from . import convert
-
-        return self if self.has_sorted_indices else convert.sort_minor(self)
+        """Sort the indices in every row (CSR) or column (CSC), stably; itself if sorted."""
+        flipped: FormatName = "csc" if self.format == "csr" else "csr"
+        return self if self.has_sorted_indices else self.asformat(flipped).asformat(self.format)
 
     def _flipped(self, kind: type[Other]) -> Other:
         """Return the transpose in the other format, a view of the same arrays."""

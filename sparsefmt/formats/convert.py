@@ -13,7 +13,7 @@ import numpy as np
 
 from .._caches import cache
 from ..errors import OutOfMemoryError, ShapeError, UnsupportedError
-from . import checks, primitives, sparsetools
+from . import checks, primitives
 from .arrays import (
     INDEX_DTYPES,
     Array,
@@ -27,9 +27,8 @@ from .arrays import (
 )
 from .base import Format, FormatName
 from .cbsr import CBSR
-from .compressed import CSC, CSR, Compressed
+from .compressed import COO, CSC, CSR, Compressed
 from .condense import condense, sgt_coordinates
-from .coo import COO
 from .sgt import DEFAULT_TILE, SGT, check_tile
 
 Edge: TypeAlias = Callable[..., tuple[Any, Array | None]]
@@ -55,8 +54,7 @@ def numbered_csr(A: Format) -> tuple[CSR, Array | None]:
 
     None stands for a permutation that changes no place.
     """
-    result: tuple[CSR, Array | None] = _convert(A, "csr", want_perm=True)
-    return result
+    return _convert(A, "csr", want_perm=True)
 
 
 def _convert(
@@ -123,10 +121,6 @@ def _csr_to_coo(A: CSR, want_perm: bool) -> tuple[COO, None]:
     return COO._trusted(row=row, col=A.indices, data=A.data, shape=A.shape), None
 
 
-def _csc_to_coo(A: CSC, want_perm: bool) -> tuple[COO, None]:
-    return _csr_to_coo(A.T, want_perm)[0].T, None
-
-
 def _coo_to_csr(A: COO, want_perm: bool) -> tuple[CSR, Array | None]:
     if primitives.is_ascending(A.row):
         indptr = primitives.pointers(A.row, A.n_rows, A.index_dtype)
@@ -139,11 +133,6 @@ def _coo_to_csr(A: COO, want_perm: bool) -> tuple[CSR, Array | None]:
     return B, perm.astype(A.index_dtype, copy=False) if want_perm else None
 
 
-def _coo_to_csc(A: COO, want_perm: bool) -> tuple[CSC, Array | None]:
-    B, perm = _coo_to_csr(A.T, want_perm)
-    return B.T, perm
-
-
 def _csr_to_csc(A: CSR, want_perm: bool) -> tuple[CSC, Array | None]:
     if not is_cupy(A.indices):
         return _by_counting(CSC, A, want_perm)
@@ -153,13 +142,14 @@ def _csr_to_csc(A: CSR, want_perm: bool) -> tuple[CSC, Array | None]:
     return B, perm.astype(A.index_dtype, copy=False) if want_perm else None
 
 
-def _csc_to_csr(A: CSC, want_perm: bool) -> tuple[CSR, Array | None]:
-    B, perm = _csr_to_csc(A.T, want_perm)
-    return B.T, perm
+def _transposed(edge: Edge) -> Edge:
+    """Build the edge that converts the transpose by ``edge`` and transposes the result."""
 
+    def convert(A: COO | CSC, want_perm: bool) -> tuple[Any, Array | None]:
+        B, perm = edge(A.T, want_perm)
+        return B.T, perm
 
-def _csr_to_sgt(A: CSR, want_perm: bool, tile: tuple[int, int] = DEFAULT_TILE) -> tuple[SGT, None]:
-    return condense(A, tile), None
+    return convert
 
 
 def _sgt_to_csr(A: SGT, want_perm: bool) -> tuple[CSR, None]:
@@ -185,12 +175,12 @@ def _cbsr_to_csr(A: CBSR, want_perm: bool) -> tuple[CSR, None]:
 
 _EDGES: dict[tuple[FormatName, FormatName], Edge] = {
     ("coo", "csr"): _coo_to_csr,
-    ("coo", "csc"): _coo_to_csc,
+    ("coo", "csc"): _transposed(_coo_to_csr),
     ("csr", "coo"): _csr_to_coo,
-    ("csc", "coo"): _csc_to_coo,
+    ("csc", "coo"): _transposed(_csr_to_coo),
     ("csr", "csc"): _csr_to_csc,
-    ("csc", "csr"): _csc_to_csr,
-    ("csr", "sgt"): _csr_to_sgt,
+    ("csc", "csr"): _transposed(_csr_to_csc),
+    ("csr", "sgt"): lambda A, want_perm, tile=DEFAULT_TILE: (condense(A, tile), None),
     ("sgt", "csr"): _sgt_to_csr,
     ("cbsr", "csr"): _cbsr_to_csr,
 }
@@ -215,10 +205,10 @@ def _by_counting(
     moved = np.empty_like(payload)
     if isinstance(A, COO):
         entries = A.row, A.col, payload
-        sparsetools.loops().coo_tocsr(*A.shape, A.nnz, *entries, indptr, indices, moved)
+        primitives.loops().coo_tocsr(*A.shape, A.nnz, *entries, indptr, indices, moved)
     else:
         entries = A.indptr, A.indices, payload
-        sparsetools.loops().csr_tocsc(*A.shape, *entries, indptr, indices, moved)
+        primitives.loops().csr_tocsc(*A.shape, *entries, indptr, indices, moved)
     perm = moved if places else None
     data = None if A.data is None else A.data[perm] if places else moved
     return to._trusted(indptr=indptr, indices=indices, data=data, shape=A.shape), perm
@@ -374,8 +364,3 @@ def is_sorted(A: Compressed) -> bool:
         starts = starts[(starts > 0) & (starts < A.nnz)]  # synchronize!
         falls[starts - 1] = False
         return not bool(falls.any())  # synchronize!
-
-
-def sort_minor(A: Compressed) -> Any:
-    """Sort the minor indices, stably, by a conversion and back."""
-    return A.tocsc().tocsr() if isinstance(A, CSR) else A.tocsr().tocsc()

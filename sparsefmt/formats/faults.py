@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .._caches import cache
+from .arrays import elementwise, namespace, on_device_of
 
 CLEAN = int(np.iinfo(np.int64).max)
 
@@ -17,23 +18,19 @@ def lowest(count: int, *launches: tuple[str, int, tuple[Any, ...]]) -> tuple[int
 
     A launch is ``(kernel, size, arguments)``.  However many there are, the host waits once.
     """
-    import cupy
-
-    faults = cupy.full(count, CLEAN, np.int64)
-    for kernel, size, arguments in launches:
-        if size:
-            _kernel(kernel)(*arguments, faults, size=size)
+    array = launches[0][2][0]
+    with on_device_of(array):
+        faults = namespace(array).full(count, CLEAN, np.int64)
+        for kernel, size, arguments in launches:
+            if size:
+                _kernel(kernel)(*arguments, faults, size=size)
     return tuple(-1 if place == CLEAN else place for place in faults.tolist())  # synchronize!
 
 
 @cache
 def _kernel(name: str) -> Any:
-    import cupy
-
-    inputs, outputs, body = _KERNELS[name]
-    return cupy.ElementwiseKernel(
-        inputs, outputs, body, f"sparsefmt_check_{name}", preamble=_PREAMBLE
-    )
+    """Compile a kernel; keep it for all later checks."""
+    return elementwise(*_KERNELS[name], f"sparsefmt_check_{name}", _PREAMBLE)()
 
 
 _PREAMBLE = """

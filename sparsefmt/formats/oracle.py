@@ -15,8 +15,7 @@ from .base import Format
 
 if TYPE_CHECKING:
     from .cbsr import CBSR
-    from .compressed import CSC, Compressed
-    from .coo import COO
+    from .compressed import COO, CSC, Compressed
     from .sgt import SGT
 
 _Entry = tuple[int, int, float]

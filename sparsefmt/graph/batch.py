@@ -10,8 +10,7 @@ from ..errors import DeviceError, DtypeError, ShapeError
 from ..formats import checks, primitives
 from ..formats.arrays import Array, is_cupy, namespace
 from ..formats.base import Format
-from ..formats.compressed import CSC, CSR, Compressed
-from ..formats.coo import COO
+from ..formats.compressed import COO, CSC, CSR, Compressed
 from .edges import Edges, joined_edges
 
 SomeCompressed = TypeVar("SomeCompressed", bound=Compressed)

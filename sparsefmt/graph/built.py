@@ -6,11 +6,9 @@ from weakref import ref
 
 from ..formats import primitives
 from ..formats.arrays import Array, allocating, finish, on_device_of
-from ..formats.base import Format
-from ..formats.built import Built, Made
-from ..formats.compressed import CSC, CSR
+from ..formats.base import Built, Format, Made
+from ..formats.compressed import COO, CSC, CSR
 from ..formats.convert import numbered_csr
-from ..formats.coo import COO
 from ..reorder import Order
 from .batch import Facts, Pieces
 from .edges import Edges

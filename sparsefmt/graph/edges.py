@@ -12,7 +12,7 @@ import numpy as np
 from .._caches import cache
 from ..errors import IndexRangeError, SparseFmtError
 from ..formats import checks
-from ..formats.coo import COO
+from ..formats.compressed import COO
 from ..interop.pyg import from_edge_index
 from ..interop.torch import is_tensor
 

@@ -9,11 +9,9 @@ import numpy as np
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..formats import checks
 from ..formats.arrays import Array, namespace, to_device
-from ..formats.base import Format, Shaped
-from ..formats.built import Made
+from ..formats.base import Format, Made, Shaped
 from ..formats.cbsr import CBSR
-from ..formats.compressed import CSC, CSR
-from ..formats.coo import COO
+from ..formats.compressed import COO, CSC, CSR
 from ..formats.sgt import DEFAULT_TILE, SGT, check_tile
 from ..interop import adjacency
 from ..interop.pyg import edges_of_store, from_edge_index, is_hetero, parts_of, stores_of

@@ -11,8 +11,7 @@ import numpy as np
 from ..errors import DtypeError, FormatError, UnsupportedError
 from ..formats.arrays import Array, DType
 from ..formats.base import Format, FormatName
-from ..formats.compressed import CSC, CSR
-from ..formats.coo import COO
+from ..formats.compressed import COO, CSC, CSR
 from .pyg import edge_values, from_edge_index, square
 from .scipy import as_exchangeable, imported, index_pair, on_cpu, wrong_kind
 from .torch import as_plain_array, to_tensor

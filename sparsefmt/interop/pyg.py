@@ -11,8 +11,7 @@ from ..errors import ShapeError, UnsupportedError
 from ..formats import checks, foreign
 from ..formats.arrays import Array, DType, contiguous, on_device_of
 from ..formats.base import Format, FormatName
-from ..formats.compressed import CSC, CSR
-from ..formats.coo import COO
+from ..formats.compressed import COO, CSC, CSR
 from .scipy import as_exchangeable, imported, index_pair, wrong_kind
 from .torch import as_plain_array, from_torch, is_tensor, stacked, to_tensor
 

@@ -11,8 +11,7 @@ from ..formats import checks, foreign
 from ..formats.arrays import Array, DType, allocating, import_cupy, is_cupy, namespace, on_device_of
 from ..formats.base import Format
 from ..formats.cbsr import CBSR
-from ..formats.compressed import CSC, CSR
-from ..formats.coo import COO
+from ..formats.compressed import COO, CSC, CSR
 from ..formats.sgt import SGT
 
 _COMPRESSED: dict[str, type[CSR] | type[CSC]] = {"csr": CSR, "csc": CSC}

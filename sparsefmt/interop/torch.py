@@ -14,9 +14,8 @@ from ..errors import DeviceError, FormatError, UnsupportedError
 from ..formats import foreign
 from ..formats.arrays import Array, DType, allocating, as_array, is_cupy, namespace, on_device_of
 from ..formats.base import Format, Level
-from ..formats.compressed import CSC, CSR
+from ..formats.compressed import COO, CSC, CSR
 from ..formats.convert import from_dense
-from ..formats.coo import COO
 from .scipy import as_exchangeable, imported, index_pair, values_of, wrong_kind
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..formats.arrays import Array
+from ..formats.arrays import Array, allocating
 from . import check_files, edge_list, file_kind, memory, npz, read, signature
 from .bounded import named, naming
 
@@ -59,10 +59,11 @@ def read_chunks(path: str | os.PathLike[str]) -> Iterator[Chunk]:
 
 
 def _edge_list_chunks(path: Path) -> Iterator[Chunk]:
-    for table, shape in edge_list.edge_list_blocks(path):
-        source, target = table[:, 0].astype(np.int64), table[:, 1].astype(np.int64)
-        weight = np.ascontiguousarray(table[:, 2]) if table.shape[1] == 3 else None
-        yield Chunk(source, target, weight, shape)
+    with allocating(f"{path}: a block of edges"):
+        for table, shape in edge_list.edge_list_blocks(path):
+            source, target = table[:, 0].astype(np.int64), table[:, 1].astype(np.int64)
+            weight = np.ascontiguousarray(table[:, 2]) if table.shape[1] == 3 else None
+            yield Chunk(source, target, weight, shape)
 
 
 def _csr_chunks(path: Path, blocks: Iterator[Any]) -> Iterator[Chunk]:

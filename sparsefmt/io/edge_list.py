@@ -17,7 +17,7 @@ from ..errors import FileFormatError, UnsupportedError
 from ..formats import checks, foreign
 from ..formats.arrays import Array, DType, allocating
 from ..formats.base import Format
-from ..formats.coo import COO
+from ..formats.compressed import COO
 from .bounded import fault, reading, stem_and_suffix, writing
 
 _BLOCK = 1 << 16  # 8 MiB of lines and numbers
@@ -40,13 +40,12 @@ def read_edge_list(
     path: Path, *, dtype: DType, max_bytes: int, num_nodes: int | None = None
 ) -> Format:
     """Read an edge list as COO, in the order of the lines; unweighted if it has two columns."""
-    lines = _Lines(path, num_nodes)
     blocks: list[Array] = []
-    total = 0
-    with reading(path, max_bytes) as stream, allocating(f"{path}: its edges"):
-        for text in _blocks(path, stream):
-            table = lines.parse(text)
+    total, shape, table = 0, (0, 0), np.empty((0, 2))
+    with allocating(f"{path}: its edges"):
+        for table, stated in edge_list_blocks(path, max_bytes, num_nodes):
             blocks += [table] if len(table) else []
+            shape = stated or shape  # the last one is final
             # Joined, each column is there twice; then there are indices, weights and comparisons.
             total += len(table) * (table.shape[1] * 16 + 40)
             if total > max_bytes:
@@ -55,26 +54,25 @@ def read_edge_list(
                     f"the edges take more than max_bytes={max_bytes} bytes: raise max_bytes if you "
                     "trust the file.",
                 )
-        if not blocks and not lines.said_empty:
-            raise no_edges(path)
-        table = np.concatenate(blocks) if blocks else np.empty((0, 3))
-        shape = lines.shape_of(table)
+        table = np.concatenate([*blocks, table])  # the last one is empty
         index = foreign.index_dtype(shape, len(table))
         col, row = table[:, 0].astype(index), table[:, 1].astype(index)
     data = None
-    if lines.columns == 3:
+    if table.shape[1] == 3:
         data = foreign.values("weight", np.ascontiguousarray(table[:, 2]), dtype)
     return COO(row, col, data, shape=shape)
 
 
-def edge_list_blocks(path: Path) -> Iterator[tuple[Array, tuple[int, int] | None]]:
+def edge_list_blocks(
+    path: Path, max_bytes: int = _ANY_SIZE, num_nodes: int | None = None
+) -> Iterator[tuple[Array, tuple[int, int] | None]]:
     """Yield blocks of lines, (lines, 2 or 3) float64, with the shape as far as it is stated.
 
     There is a block for every 8 MiB, also without edges, and the last one has the final shape.
     """
-    lines, most = _Lines(path, None), np.full((1, 2), -1.0)
+    lines, most = _Lines(path, num_nodes), np.full((1, 2), -1.0)
     edges = 0
-    with reading(path, _ANY_SIZE) as stream, allocating(f"{path}: a block of edges"):
+    with reading(path, max_bytes) as stream:
         for text in _blocks(path, stream):
             table = lines.parse(text)
             if len(table):

@@ -20,8 +20,8 @@ from ..errors import FileFormatError, UnsupportedError
 from ..formats import foreign
 from ..formats.arrays import Array, DType, allocating
 from ..formats.base import Format
+from ..formats.compressed import COO
 from ..formats.convert import from_dense
-from ..formats.coo import COO
 from .bounded import fault, reading, stem_and_suffix, writing
 
 _BLOCK = 1 << 17  # 3 MiB of temporaries

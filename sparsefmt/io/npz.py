@@ -26,8 +26,7 @@ from ..formats import checks, foreign
 from ..formats.arrays import Array, DType, allocating
 from ..formats.base import Format
 from ..formats.cbsr import CBSR
-from ..formats.compressed import CSC, CSR
-from ..formats.coo import COO
+from ..formats.compressed import COO, CSC, CSR
 from ..formats.sgt import SGT
 from .bounded import fault, writing
 

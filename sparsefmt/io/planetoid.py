@@ -23,8 +23,7 @@ import numpy as np
 from ..errors import SparseFmtError
 from ..formats import checks, foreign
 from ..formats.arrays import Array, allocating
-from ..formats.compressed import CSR
-from ..formats.coo import COO
+from ..formats.compressed import COO, CSR
 from .bounded import fault, naming
 
 #: The names that such pickles hold, in Python 2 and 3 and in all versions of NumPy and SciPy.

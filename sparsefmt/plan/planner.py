@@ -11,9 +11,9 @@ from ..errors import DtypeError, ShapeError
 from .expression import Expression
 from .forest import forest
 from .locality import Locality
-from .pricing import Constants, Work, work_of
+from .pricing import Constants, work_of
 from .pruning import ORDERS, Sizes, Verdict, judged
-from .rules import Exchange, Primitive, Tree, steps, text_of
+from .rules import Primitive, Tree, steps, text_of
 
 #: Predictions that lie within this factor of the best are worth measuring, as far as they differ:
 #: of 84 cells on an H100 none was decided otherwise by a clock than by the model.
@@ -194,20 +194,19 @@ def plan(
         If a size is missing or negative, or ``itemsize`` or ``runs`` out of its range.
     """
     sizes = _checked(expression, sizes, constants, itemsize, runs)
-    verdicts = _verdicts(expression, tuple(map(_ranked, orders)), training)
+    ranked = []  # the rank of each size among all, which is all that pruning compares
+    for order in orders:
+        places = {size: place for place, size in enumerate(sorted(set(order.values())))}
+        ranked.append(tuple((name, places[size]) for name, size in order.items()))
+    verdicts = _verdicts(expression, tuple(ranked), training)
     work = partial(work_of, sizes=sizes, constants=constants, itemsize=itemsize, rounded=rounded)
     work = partial(work, travelling=travelling)
     own_share = sizes.get("own", 0) / max(sizes.get("nnz", 0), 1)
-    price = partial(_prices, _seconds_by(work, constants), training, runs, own_share)
+    seconds = cache(lambda p, locality: constants.predict(work(p, locality=locality), p.kind))
+    price = partial(_prices, seconds, training, runs, own_share)
     priced = [Candidate(verdict, *price(verdict.tree, None)) for verdict in verdicts]
     own_tree = next((c.tree for c in priced if own(c.tree)), None)
     return Plan(expression, sizes, training, tuple(priced), price, own_tree, runs)
-
-
-def _ranked(sizes: Sizes) -> tuple[tuple[str, int], ...]:
-    """Replace each size by its rank among all, which is all that pruning compares."""
-    places = {size: place for place, size in enumerate(sorted(set(sizes.values())))}
-    return tuple((name, places[size]) for name, size in sizes.items())
 
 
 @lru_cache(maxsize=256)
@@ -252,16 +251,6 @@ def _checked(
     return _Sizes(sizes)
 
 
-def _seconds_by(work: Callable[..., Work], constants: Constants) -> _Seconds:
-    """Return a function that predicts a primitive's seconds, with a cache."""
-
-    @cache
-    def seconds(primitive: Primitive, locality: Locality | None) -> float:
-        return constants.predict(work(primitive, locality=locality), primitive.kind)
-
-    return seconds
-
-
 def _prices(
     seconds_of: _Seconds,
     training: bool,
@@ -277,11 +266,11 @@ def _prices(
         for step in steps(tree)
         for primitive in step.primitives(training)
     ]
-    priced += [
-        (e.first_only, e.primitive.kind, _exposed(seconds_of, locality, e, own_share))
-        for step in steps(tree)
-        for e in step.exchanges(training)
-    ]
+    for exchange in (e for step in steps(tree) for e in step.exchanges(training)):
+        product, primitive = exchange.overlapped, exchange.primitive
+        hidden = own_share * seconds_of(product, locality) if product else 0.0
+        exposed = max(0.0, seconds_of(primitive, locality) - hidden)
+        priced.append((exchange.first_only, primitive.kind, exposed))
     total = 0.0
     for first_only, kind, seconds in priced:
         if first_only:
@@ -289,14 +278,6 @@ def _prices(
             seconds = seconds / runs if runs else 0.0
         parts[kind] = parts.get(kind, 0.0) + seconds
     return parts, total
-
-
-def _exposed(
-    seconds_of: _Seconds, locality: Locality | None, exchange: Exchange, own_share: float
-) -> float:
-    """Return the seconds of an exchange that the overlapped product does not hide."""
-    hidden = own_share * seconds_of(exchange.overlapped, locality) if exchange.overlapped else 0.0
-    return max(0.0, seconds_of(exchange.primitive, locality) - hidden)
 
 
 def _fate(candidate: Candidate, names: Mapping[Tree, str]) -> str:

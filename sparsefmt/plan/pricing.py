@@ -68,16 +68,11 @@ class Constants:
         return self.cache / 2 if self.slice else self.cache
 
     def predict(self, work: Work, kind: str) -> float:
-        """Compute the seconds of a primitive."""
-        default = self._link if kind == "exchange" else self.seconds["other"]
-        seconds = self.seconds.get(kind, default)
-        return sum(part * second for part, second in zip(work, seconds, strict=True))
-
-    @property
-    def _link(self) -> tuple[float, ...]:
-        """Return the seconds for each part of an exchange, assumed rather than measured."""
+        """Compute the seconds of a primitive; those of an exchange are assumed, not measured."""
         call, byte = NVLINK if self.slice else GLOO
-        return tuple({"calls": call, "streamed": byte}.get(part, 0.0) for part in Work._fields)
+        link = Work(call, 0, 0, 0, byte, 0, 0, 0)
+        seconds = self.seconds.get(kind, link if kind == "exchange" else self.seconds["other"])
+        return sum(part * second for part, second in zip(work, seconds, strict=True))
 
     def save(self, path: Path) -> None:
         """Write the constants as JSON."""
@@ -201,17 +196,14 @@ def _gathering(
 
 
 def _price(kind: str, S: Structure, X: _Array, values: _Array | None) -> Price:
-    row = _row(_GATHERING[kind])
-    if row.name == "gat":  # a score of each head
-        return row.price(S, None, _Array((*X.shape, 1), X.itemsize))
-    return row.price(S, X, X if row.name == "sddmm" else values)
-
-
-class _Priced(NamedTuple):
-    name: str
-    price: Callable[..., Price]
+    """Compute the price of an operation that gathers, from its row."""
+    name = _GATHERING[kind]
+    if name == "gat":  # a score of each head
+        return _price_of(name)(S, None, _Array((*X.shape, 1), X.itemsize))
+    return _price_of(name)(S, X, X if name == "sddmm" else values)
 
 
 @cache
-def _row(name: str) -> _Priced:
-    return next(_Priced(name, op.price) for op in operations() if op.name == name and op.price)
+def _price_of(name: str) -> Callable[..., Price]:
+    """Return the function that prices the operation of that name."""
+    return next(op.price for op in operations() if op.name == name and op.price)

@@ -16,8 +16,7 @@ from typing import Any
 #: Module -> its classes that get a strategy.
 _CLASSES = {
     "sparsefmt.formats.base": ("Format",),
-    "sparsefmt.formats.coo": ("COO",),
-    "sparsefmt.formats.compressed": ("CSR", "CSC"),
+    "sparsefmt.formats.compressed": ("COO", "CSR", "CSC"),
     "sparsefmt.formats.cbsr": ("CBSR",),
     "sparsefmt.formats.sgt": ("SGT",),
 }

@@ -16,8 +16,7 @@ from ..errors import ShapeError, SparseFmtError
 from ..formats import checks
 from ..formats.arrays import Array, DType
 from ..formats.base import Format
-from ..formats.compressed import CSC, CSR
-from ..formats.coo import COO
+from ..formats.compressed import COO, CSC, CSR
 
 Shape: TypeAlias = tuple[int, int]
 

@@ -27,8 +27,7 @@ from ..errors import SparseFmtError
 from ..formats import checks
 from ..formats.arrays import INDEX_DTYPES, Array, DType
 from ..formats.cbsr import CBSR, column_dtype
-from ..formats.compressed import CSC, CSR
-from ..formats.coo import COO
+from ..formats.compressed import COO, CSC, CSR
 from ..formats.sgt import SGT, check_tile
 from . import space as samples
 from .kinds import KINDS, scatter

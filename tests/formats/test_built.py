@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sparsefmt import CSR, SGT
-from sparsefmt.formats.built import Built
+from sparsefmt.formats.base import Built
 
 
 def test_what_is_built_is_found_by_its_key():

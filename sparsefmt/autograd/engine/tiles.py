@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...formats.built import Built
+from ...formats.base import Built
 from ...formats.sgt import SGT
 from ...interop.torch import to_tensor
 from ...ops.tiles.costs import Costs

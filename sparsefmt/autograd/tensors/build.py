@@ -9,7 +9,7 @@ need, and known exactly once the ``Report`` is done.
 import torch
 from torch import Tensor
 
-from ...formats.built import Built
+from ...formats.base import Built
 from ...formats.chunks import CHUNKS_PER_BLOCK, Chunks
 from ...formats.compressed import CSR
 from ...graph.edges import Edges

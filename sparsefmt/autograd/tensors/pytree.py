@@ -10,8 +10,7 @@ from torch.utils import _pytree as pytree
 from ..._caches import store
 from ...formats import primitives
 from ...formats.arrays import allocating, on_device_of
-from ...formats.compressed import CSC, CSR
-from ...formats.coo import COO
+from ...formats.compressed import COO, CSC, CSR
 from ...graph.built import GraphBuilt
 from ...graph.graph import Graph
 from ...interop.torch import from_tensor

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...formats.built import Built
+from ...formats.base import Built
 from ...formats.compressed import CSR
 from ...interop.torch import to_tensor
 from ...ops.engine.structure import Structure, built_for, structure_of

@@ -28,7 +28,7 @@ from ...errors import (
 from ...formats import checks, foreign
 from ...formats.arrays import Array, allocating, as_array, to_device
 from ...formats.base import Format
-from ...formats.coo import COO
+from ...formats.compressed import COO
 from ...graph.graph import Graph
 from ...io.bounded import check_regular, named
 from ...io.chunks import LENGTH, Chunk, read_chunks

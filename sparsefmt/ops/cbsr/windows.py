@@ -11,7 +11,7 @@ import numpy as np
 from ...errors import UnsupportedError
 from ...formats import primitives
 from ...formats.arrays import Array, allocating, finish, is_cupy, namespace, on_device_of
-from ...formats.built import Built
+from ...formats.base import Built
 from ...formats.compressed import CSR
 from ...reorder import Order
 from ..engine.jit import capturing

@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 from ..._caches import lru_cache
 from ...formats.arrays import Array
-from ...formats.built import Built
+from ...formats.base import Built
 from ...formats.chunks import Chunks
 from ...formats.compressed import CSR
 from .jit import view

@@ -18,6 +18,7 @@ from ...formats.arrays import (
 from ...formats.base import Format
 from ..engine.bind import bind, flag
 from ..engine.call import call
+from ..engine.structure import Sizes
 from ..engine.table import Arg, Kernel, Op, Price, deferred
 from ..engine.transpose import in_own_order
 from . import cuda
@@ -164,43 +165,36 @@ def _backward(A: Any, grad: Array, self_loops: bool) -> Array:
 # The rows of the table
 
 
-def _one_per_entry_and_loop(S: Any, values: Any, loops: bool) -> tuple[Any, ...]:
-    size = S.nnz + (S.n_rows if loops else 0)
-    return (((size,), "float32" if values is None else values),)
-
-
-def _one_per_entry(S: Any, values: Any, *_: Any) -> tuple[Any, ...]:
-    return (((S.nnz,), values),)
-
-
-def _price(S: Any, values: Any, loops: bool) -> Price:
-    """Price it: every entry is read for its degree and for its product, and written once."""
+def _price(S: Sizes, values: Array, loops: bool) -> Price:
+    """Compute the price: each entry is read for its degree and its product, and written."""
     size = 4 if values is None else values.itemsize
     read = 2 * S.nnz * (4 + (values is not None) * size)
     return Price(read + (S.nnz + S.n_rows * loops) * size + 16 * S.n_rows, 3 * S.nnz)
 
 
-def _price_backward(S: Any, values: Any, grad: Any, loops: bool) -> Price:
-    """Price it: three passes over the entries, two of them over the gradient."""
+def _price_backward(S: Sizes, values: Array, grad: Array, loops: bool) -> Price:
+    """Compute the price: three passes over the entries, two of them over the gradient."""
     read = 3 * S.nnz * 8 + 2 * S.nnz * values.itemsize + 2 * (S.nnz + S.n_rows * loops) * 4
     return Price(read + S.nnz * grad.itemsize + 32 * S.n_rows, 9 * S.nnz)
 
 
-def _weighted(A: Any, values: Any, *_: Any, **__: Any) -> list[str]:
-    return [] if values is None else ["A has values, which are not counted but added"]
-
-
 _CPU = f"{__package__}.cpu"
 _LOOPS = Arg("loops", kind="bool", test=flag, also=("self_loops",))
+_ADDED = ["A has values, which are not counted but added"]
 _COO, _CSR, _BOTH = ("coo",), ("csr",), ("coo", "csr")
 
 GCN_NORM = Op(
     "gcn_norm",
     (Arg("values", optional=True), _LOOPS),
-    results=_one_per_entry_and_loop,
+    results=lambda S, values, loops: (
+        ((S.nnz + (S.n_rows if loops else 0),), "float32" if values is None else values),
+    ),
     kernels=(
         Kernel("gcn_norm_csr", cuda.gcn_norm_csr, _CSR, "gpu"),
-        Kernel("gcn_norm_coo_counted", cuda.gcn_norm_coo, _COO, "gpu", _weighted),
+        Kernel(
+            *("gcn_norm_coo_counted", cuda.gcn_norm_coo, _COO, "gpu"),
+            refuses=lambda A, values, *_, **__: [] if values is None else _ADDED,
+        ),
         Kernel("gcn_norm_coo_atomic", cuda.gcn_norm_coo, _COO, "gpu", deterministic=False),
         Kernel("gcn_norm_csr_numba", deferred(_CPU, "gcn_norm_csr"), _CSR, "cpu"),
         Kernel("gcn_norm_coo_numba", deferred(_CPU, "gcn_norm_coo"), _COO, "cpu"),
@@ -213,7 +207,7 @@ GCN_NORM = Op(
 GCN_NORM_BACKWARD = Op(
     "gcn_norm_backward",
     (Arg("values"), Arg("grad"), _LOOPS),
-    results=_one_per_entry,
+    results=lambda S, values, *_: (((S.nnz,), values),),
     kernels=(
         Kernel(
             "gcn_norm_backward_atomic", cuda.gcn_norm_backward, _BOTH, "gpu", deterministic=False

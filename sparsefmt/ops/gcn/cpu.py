@@ -3,15 +3,12 @@
 Degrees and their gradients add up in float64, in the order of the entries.
 """
 
-from typing import Any
-
 import numba
 import numpy as np
 
 from ...formats import primitives
 from ...formats.arrays import Array
-from ...formats.compressed import CSR
-from ...formats.coo import COO
+from ...formats.compressed import COO, CSR
 from ..engine.loops import parallel, rows_of, writing
 from ..engine.small import values_of
 
@@ -20,8 +17,9 @@ serial = numba.njit(cache=True, nogil=True)
 
 
 def gcn_norm_coo(
-    A: COO, values: Array | None, loops: bool, *, structure: Any = None, out: Array | None = None
-) -> Array:
+    A: COO, values: Array | None, loops: bool, *, structure: Array | None = None,
+    out: Array | None = None,
+) -> Array:  # fmt: skip
     """Compute ``out[e] = s[i] a[e] s[j]``, then with loops the values of theirs; ``s = d^-1/2``.
 
     ``structure``, rows and columns of the result, is filled too where loops are added.
@@ -41,8 +39,9 @@ def gcn_norm_coo(
 
 
 def gcn_norm_csr(
-    A: CSR, values: Array | None, loops: bool, *, structure: Any = None, out: Array | None = None
-) -> Array:
+    A: CSR, values: Array | None, loops: bool, *, structure: Array | None = None,
+    out: Array | None = None,
+) -> Array:  # fmt: skip
     """Compute ``gcn_norm_coo`` for a CSR, the loop of a row behind its entries."""
     out, a = _result(A, values, loops, out)
     filled = structure if loops else None
@@ -103,7 +102,7 @@ def _scales(degree: Array, has_loop: Array, loops: bool) -> tuple[Array, Array]:
 
 
 @serial
-def _degrees(row: Any, col: Any, data: Any, degree: Any, has_loop: Any) -> None:
+def _degrees(row: Array, col: Array, data: Array, degree: Array, has_loop: Array) -> None:
     for e in range(len(row)):
         i = row[e]
         degree[i] += np.float64(data[e]) if len(data) else 1.0
@@ -113,7 +112,7 @@ def _degrees(row: Any, col: Any, data: Any, degree: Any, has_loop: Any) -> None:
 
 @parallel
 def _row_degrees(
-    indptr: Any, indices: Any, data: Any, degree: Any, has_loop: Any, pieces: Any
+    indptr: Array, indices: Array, data: Array, degree: Array, has_loop: Array, pieces: int
 ) -> None:
     for piece in numba.prange(pieces):
         first, last = rows_of(indptr, piece, pieces)
@@ -126,7 +125,7 @@ def _row_degrees(
 
 
 @parallel
-def _scaled(row: Any, col: Any, data: Any, scale: Any, out: Any, pieces: Any) -> None:
+def _scaled(row: Array, col: Array, data: Array, scale: Array, out: Array, pieces: int) -> None:
     for piece in numba.prange(pieces):
         size = np.int64(len(row))
         for e in range(piece * size // pieces, (piece + 1) * size // pieces):
@@ -136,8 +135,9 @@ def _scaled(row: Any, col: Any, data: Any, scale: Any, out: Any, pieces: Any) ->
 
 @parallel
 def _rows_scaled(
-    indptr: Any, indices: Any, data: Any, vertices: Any, columns: Any, out: Any, pieces: Any
-) -> None:
+    indptr: Array, indices: Array, data: Array, vertices: Array, columns: Array, out: Array,
+    pieces: int,
+) -> None:  # fmt: skip
     scale, own = vertices
     for piece in numba.prange(pieces):
         first, last = rows_of(indptr, piece, pieces)
@@ -156,7 +156,9 @@ def _rows_scaled(
 
 
 @serial
-def _slopes(row: Any, col: Any, indptr: Any, data: Any, grad: Any, scale: Any, slope: Any) -> None:
+def _slopes(
+    row: Array, col: Array, indptr: Array, data: Array, grad: Array, scale: Array, slope: Array
+) -> None:
     """Add up ``slope[k]``, the gradient of ``scale[k]``; it holds the loops' part already."""
     for e in range(len(row)):
         i, j = row[e], col[e]
@@ -168,8 +170,9 @@ def _slopes(row: Any, col: Any, indptr: Any, data: Any, grad: Any, scale: Any, s
 
 @parallel
 def _gradient(
-    row: Any, col: Any, indptr: Any, grad: Any, scale: Any, halves: Any, out: Any, pieces: Any
-) -> None:
+    row: Array, col: Array, indptr: Array, grad: Array, scale: Array, halves: Array, out: Array,
+    pieces: int,
+) -> None:  # fmt: skip
     for piece in numba.prange(pieces):
         size = np.int64(len(row))
         for e in range(piece * size // pieces, (piece + 1) * size // pieces):

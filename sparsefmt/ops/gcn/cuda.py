@@ -9,10 +9,9 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from ...errors import UnsupportedError
-from ...formats.arrays import VALUE_DTYPES
+from ...formats.arrays import VALUE_DTYPES, Array
 from ...formats.chunks import LONG_ROW
-from ...formats.compressed import CSR
-from ...formats.coo import COO
+from ...formats.compressed import COO, CSR
 from ..engine import jit
 from ..engine.jit import ITEMSIZE, fill
 from ..engine.memory import memory_of
@@ -74,7 +73,7 @@ class _Entries(NamedTuple):
 
 
 def gcn_norm_coo(
-    A: COO, values: Any, loops: bool, *, structure: tuple[Any, Any], out: Any, **_: Any
+    A: COO, values: Array, loops: bool, *, structure: tuple[Any, Any], out: Array, **_: Any
 ) -> Any:
     """``out[e] = s[i] a[e] s[j]``, and with loops theirs behind; rows and columns in ``structure``.
 
@@ -97,14 +96,9 @@ def gcn_norm_coo(
 
 
 def gcn_norm_csr(
-    A: CSR | Structure,
-    values: Any,
-    loops: bool,
-    *,
-    structure: tuple[Any, Any] = (None, None),
-    indptr: Any = None,
-    out: Any = None,
-) -> Any:
+    A: CSR | Structure, values: Array, loops: bool, *, structure: tuple[Any, Any] = (None, None),
+    indptr: Array | None = None, out: Array | None = None,
+) -> Any:  # fmt: skip
     """As ``gcn_norm_coo``, the loop of a row behind its entries; two launches, deterministic.
 
     ``structure`` takes the indptr and indices of the result.  ``indptr`` is that of a ``Structure``
@@ -131,7 +125,7 @@ def gcn_norm_csr(
     return out
 
 
-def gcn_unit_scales(S: Structure, out: Any) -> Any:
+def gcn_unit_scales(S: Structure, out: Array) -> Any:
     """``d[i]^-1/2`` and ``own[i] / d[i]``, (2, n) in float32 or float64; entries count 1 each.
 
     ``d[i]`` is the number of entries of row i and ``own[i]``, which is 1 less the loops of the row:
@@ -148,14 +142,9 @@ def gcn_unit_scales(S: Structure, out: Any) -> Any:
 
 
 def gcn_norm_backward(
-    A: COO | CSR | Structure,
-    values: Any,
-    grad: Any,
-    loops: bool,
-    *,
-    indptr: Any = None,
-    out: Any = None,
-) -> Any:
+    A: COO | CSR | Structure, values: Array, grad: Array, loops: bool, *,
+    indptr: Array | None = None, out: Array | None = None,
+) -> Any:  # fmt: skip
     """Gradient of the values, in the order of the entries; three launches and the zeroing.
 
     ``indptr`` is that of a ``Structure`` as an array: rows are expanded from it.

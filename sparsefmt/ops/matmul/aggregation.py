@@ -14,6 +14,7 @@ from ...formats.convert import numbered_csr
 from ..engine.bind import ARRAYS, bind, same_dtype, sparse
 from ..engine.call import call
 from ..engine.explain import remark
+from ..engine.structure import Sizes
 from ..engine.table import FIRST, SCALES, Arg, Op, Price, csr_kernels
 from ..engine.transpose import Transpose, in_own_order, transpose_of
 from . import cuda_aggregate
@@ -248,11 +249,7 @@ def _places(A: Any) -> tuple[Any, Any]:
 # The row of the table
 
 
-def _rows_and_entries(S: Any, x: Any, *_: Any) -> tuple[Any, ...]:
-    return ((S.n_rows, x.shape[1]), x), ((S.nnz,), x)
-
-
-def _price_of_both(S: Any, x: Any, grad: Any, *others: Any) -> Price:
+def _price_of_both(S: Sizes, x: Array, grad: Array, *others: Any) -> Price:
     """Compute the price of one product, which serves both: rows of X are read, values written."""
     product = price_of_rows(S, x, *others)
     size = product.bytes + (S.n_rows * x.shape[1] + S.nnz) * x.itemsize
@@ -265,7 +262,7 @@ AGGREGATE_BACKWARD = Op(
         *(Arg("x", "cols", (2,), also=("X",)), Arg("grad", "rows", (2,), "x"), VALUES),
         *(Arg("perm", optional=True), *SCALES),
     ),
-    results=_rows_and_entries,
+    results=lambda S, x, *_: (((S.n_rows, x.shape[1]), x), ((S.nnz,), x)),
     returns=2,
     slots=("aggregate_backward_of_graph",),
     kernels=csr_kernels(

@@ -18,11 +18,12 @@ from ...formats.arrays import (
     on_device_of,
 )
 from ...formats.base import Format
-from ...formats.compressed import CSR
+from ...formats.compressed import COO, CSR
 from ...formats.convert import numbered_csr
 from ..engine.bind import BF16, bind, structure
 from ..engine.call import call, convert_to_csr
 from ..engine.memory import memory_of
+from ..engine.structure import Sizes, Structure
 from ..engine.table import (
     PRECISION,
     SCALES,
@@ -266,7 +267,7 @@ def _renumbered(arg: Array, numbers: Array | None) -> Array:
         return result.astype(arg.dtype, copy=False)
 
 
-def _check_winners(arg: Any, grad: Array, A: CSR) -> Array:
+def _check_winners(arg: Array, grad: Array, A: CSR) -> Array:
     """Check for what ``spmm_arg`` returned, and return it as kernels read it."""
     arg = as_array("arg", arg, like=A.indices)
     if arg.shape != grad.shape:
@@ -282,14 +283,14 @@ def _check_winners(arg: Any, grad: Array, A: CSR) -> Array:
 # The rows of the table
 
 
-def _rows(S: Any, x: Any, values: Any = None, *_: Any) -> tuple[Any, ...]:
+def _rows(S: Sizes, x: Array, values: Array | None = None, *_: Any) -> tuple[Any, ...]:
     of_heads = values is not None and len(values.shape) == 2
     shape = cuda.shape_of_heads(S, x, values) if of_heads else (S.n_rows, *x.shape[1:])
     return ((shape, x),)
 
 
-def price_of_rows(S: Any, x: Any, *others: Any) -> Price:
-    """Price it: every entry reads an index, values and a row of X; rows of results are written."""
+def price_of_rows(S: Sizes, x: Array, *others: Any) -> Price:
+    """Compute the price: an entry reads an index, values and a row of X; rows are written."""
     values = others[0] if others else None
     weights = 0 if values is None else prod(values.shape[1:])
     feat = prod(x.shape[1:])
@@ -298,20 +299,21 @@ def price_of_rows(S: Any, x: Any, *others: Any) -> Price:
     return Price(features + S.nnz * (4 + weights * x.itemsize), 2 * S.nnz * results)
 
 
-def against_heads(values: Any, who: str) -> list[str]:
+def against_heads(values: Array, who: str) -> list[str]:
     """Return the reason against a kernel that takes one value an entry."""
     if values is None or values.ndim == 1:
         return []
     return [f"{who} one value an entry"]
 
 
-def _against_scattering(A: Any, X: Any, *, reduce: str = "sum", **_: Any) -> list[str]:
+def _against_scattering(A: COO, X: Array, *, reduce: str = "sum", **_: Any) -> list[str]:
     return [] if reduce == "sum" else [f"scattering does not take a {reduce}"]
 
 
 def _against_rounding(
-    A: Any, x: Any, values: Any = None, perm: Any = None, row_scale: Any = None,
-    col_scale: Any = None, reduce: str = "sum", *_: Any, precision: str | None = None, **__: Any,
+    A: CSR | Structure, x: Array, values: Array | None = None, perm: Array | None = None,
+    row_scale: Array | None = None, col_scale: Array | None = None, reduce: str = "sum", *_: Any,
+    precision: str | None = None, **__: Any,
 ) -> list[str]:  # fmt: skip
     """List the reasons against rounding the features of a product."""
     reasons = against_rounding(A.nnz, x, precision) or against_heads(values, "rounding takes")
@@ -320,7 +322,7 @@ def _against_rounding(
     return reasons
 
 
-def against_rounding(nnz: int, x: Any, precision: str | None) -> list[str]:
+def against_rounding(nnz: int, x: Array, precision: str | None) -> list[str]:
     """List the reasons against rounding float32 features to bfloat16 before ``nnz`` gathers."""
     wasted = cuda.against_rounding(nnz, x.shape[0], prod(x.shape[1:]))
     if wasted:  # torch need not be asked for small products
@@ -385,28 +387,19 @@ SPMM = Op(
 # Rows of maxima and minima
 
 
-def _rows_and_winners(S: Any, x: Any, *_: Any) -> tuple[Any, ...]:
-    shape = S.n_rows, x.shape[1]
-    return (shape, x), (shape, str(S.index_dtype))
-
-
-def _rows_of_grad(S: Any, perm: Any, grad: Any, *_: Any) -> tuple[Any, ...]:
-    return (((S.n_rows, grad.shape[1]), grad),)
-
-
-def one_per_entry(S: Any, x: Any, *_: Any) -> tuple[Any, ...]:
+def one_per_entry(S: Sizes, x: Array, *_: Any) -> tuple[Any, ...]:
     """Return the shape and dtype of a value for each entry, of the dtype of ``x``."""
     return (((S.nnz,), x),)
 
 
-def _price_of_dx(S: Any, perm: Any, grad: Any, arg: Any, *others: Any) -> Price:
+def _price_of_dx(S: Sizes, perm: Array, grad: Array, arg: Array, *others: Any) -> Price:
     """Compute the price of a product that reads as many winners as features."""
     product = price_of_rows(S, grad, *others)
     return Price(product.bytes + S.nnz * grad.shape[1] * arg.itemsize, product.flops)
 
 
-def _price_of_da(S: Any, x: Any, grad: Any, arg: Any, *_: Any) -> Price:
-    """Price it: every result reads its winner and two features, and adds to a value."""
+def _price_of_da(S: Sizes, x: Array, grad: Array, arg: Array, *_: Any) -> Price:
+    """Compute the price: every result reads its winner and two features, and adds to a value."""
     results = grad.shape[0] * grad.shape[1]
     size = results * (arg.itemsize + 2 * x.itemsize) + S.nnz * (4 + x.itemsize)
     return Price(size, 2 * results)
@@ -425,7 +418,10 @@ def _gradient(launcher: Callable[..., Any], *arguments: Arg, **facts: Any) -> Op
 SPMM_ARG = Op(
     "spmm_arg",
     (_X, VALUES, *SCALES, Arg("reduce", kind="str", words=REDUCTIONS[2:])),
-    results=_rows_and_winners,
+    results=lambda S, x, *_: (
+        ((S.n_rows, x.shape[1]), x),
+        ((S.n_rows, x.shape[1]), str(S.index_dtype)),
+    ),
     returns=2,
     kernels=csr_kernels(cuda.spmm_arg, "spmm_csr_balanced", "spmm_csr_numba"),
     price=price_of_rows,
@@ -434,7 +430,7 @@ SPMM_ARG = Op(
 SPMM_ARG_DX = _gradient(
     cuda.spmm_arg_dx,
     *unchecked("Tensor perm, Tensor grad, Tensor arg, Tensor? values"),
-    results=_rows_of_grad,
+    results=lambda S, perm, grad, *_: (((S.n_rows, grad.shape[1]), grad),),
     price=_price_of_dx,
 )
 SPMM_ARG_DA = _gradient(

@@ -10,8 +10,7 @@ import numba
 import numpy as np
 
 from ...formats.arrays import Array
-from ...formats.compressed import CSR
-from ...formats.coo import COO
+from ...formats.compressed import COO, CSR
 from ..engine.lanes import (
     add_product,
     beats,
@@ -32,7 +31,7 @@ from .cuda import shape_of_heads
 
 
 @inlined
-def weight_of(data: Any, scale: Any, e: Any, j: Any, one: Any) -> Any:
+def weight_of(data: Array, scale: Array, e: int, j: np.int64, one: float) -> Any:
     """Compute ``a[e] c[j]``; ``one`` where neither is given."""
     weight = one
     if len(data):
@@ -43,7 +42,9 @@ def weight_of(data: Any, scale: Any, e: Any, j: Any, one: Any) -> Any:
 
 
 @inlined
-def row_sum(zero: Any, A: Any, X: Any, col_scale: Any, span: Any, f: Any, count: Any) -> Any:
+def row_sum(
+    zero: Any, A: Array, X: Array, col_scale: Array, span: Array, f: int, count: int
+) -> Any:
     """Compute ``sum of a[e] c[j] X[j, f:f + count]`` over the entries of a span."""
     indices, data = A
     X, stride = X
@@ -58,7 +59,7 @@ def row_sum(zero: Any, A: Any, X: Any, col_scale: Any, span: Any, f: Any, count:
 
 
 @inlined
-def sum_tile(zero: Any, f: Any, count: Any, row: Any, given: Any) -> None:
+def sum_tile(zero: Any, f: int, count: int, row: Any, given: Any) -> None:
     """Reduce ``count`` features of row ``i`` from ``f`` on, and multiply them by its share."""
     i, span, share = row
     A, X, scales, Y, mean = given
@@ -75,7 +76,9 @@ def sum_tile(zero: Any, f: Any, count: Any, row: Any, given: Any) -> None:
 
 
 @parallel
-def spmm_sum(indptr: Any, A: Any, X: Any, scales: Any, Y: Any, mean: Any, pieces: Any) -> None:
+def spmm_sum(
+    indptr: Array, A: Array, X: Array, scales: Array, Y: Array, mean: bool, pieces: int
+) -> None:
     """Reduce by sum or mean; ``A`` is (indices, data), ``X`` and ``Y`` are (flat, row stride)."""
     for piece in numba.prange(pieces):
         start, stop = rows_of(indptr, piece, pieces)
@@ -87,8 +90,9 @@ def spmm_sum(indptr: Any, A: Any, X: Any, scales: Any, Y: Any, mean: Any, pieces
 
 @parallel
 def spmm_heads(
-    indptr: Any, A: Any, X: Any, scales: Any, Y: Any, mean: Any, heads: Any, apart: Any, pieces: Any
-) -> None:
+    indptr: Array, A: Array, X: Array, scales: Array, Y: Array, mean: bool, heads: int, apart: int,
+    pieces: int,
+) -> None:  # fmt: skip
     """Reduce as ``spmm_sum``, with values of each head; it has features ``apart`` from others.
 
     ``A`` is (indices, flat values, heads side by side).
@@ -109,8 +113,8 @@ def spmm_heads(
 
 @inlined
 def _best_tile(
-    zero: Any, A: Any, X: Any, scales: Any, Y: Any, arg: Any, i: Any, span: Any, f: Any, sign: Any,
-    keep: Any,
+    zero: Any, A: Array, X: Array, scales: Array, Y: Array, arg: Array, i: int, span: Array, f: int,
+    sign: float, keep: bool,
 ) -> Any:  # fmt: skip
     """Find the largest of ``sign a[e] c[j] X[j, f]``; returns where the next tile begins."""
     indices, data = A
@@ -146,7 +150,7 @@ def _best_tile(
 
 @parallel
 def spmm_best(
-    indptr: Any, A: Any, X: Any, scales: Any, Y: Any, arg: Any, sign: Any, pieces: Any
+    indptr: Array, A: Array, X: Array, scales: Array, Y: Array, arg: Array, sign: float, pieces: int
 ) -> None:
     """Reduce by max (sign 1) or min (sign -1), and say in ``arg``, unless empty, who won."""
     feat, keep = Y[1], len(arg) > 0
@@ -168,7 +172,9 @@ def spmm_best(
 
 
 @parallel
-def spmm_scatter(row: Any, col: Any, data: Any, X: Any, scales: Any, Y: Any, pieces: Any) -> None:
+def spmm_scatter(
+    row: Array, col: Array, data: Array, X: Array, scales: Array, Y: Array, pieces: int
+) -> None:
     """``Y[row[e]] += r a[e] c X[col[e]]`` entry by entry; each piece has its own features."""
     X, stride = X
     Y, feat = Y
@@ -197,7 +203,7 @@ def spmm_scatter(row: Any, col: Any, data: Any, X: Any, scales: Any, Y: Any, pie
 
 
 @inlined
-def _arg_tile(zero: Any, f: Any, row: Any, given: Any) -> None:
+def _arg_tile(zero: Any, f: int, row: Any, given: Any) -> None:
     """Compute the gradients that row ``j`` of X gets from the entries that won."""
     j, span = row
     (indices, perm), data, grad, arg, scales, out = given
@@ -219,8 +225,9 @@ def _arg_tile(zero: Any, f: Any, row: Any, given: Any) -> None:
 
 @parallel
 def arg_dx(
-    indptr: Any, T: Any, data: Any, grad: Any, arg: Any, scales: Any, out: Any, pieces: Any
-) -> None:
+    indptr: Array, T: Array, data: Array, grad: Array, arg: Array, scales: Array, out: Array,
+    pieces: int,
+) -> None:  # fmt: skip
     """Compute the gradient of X; ``T`` is (indices, perm) of the transposed structure."""
     step = width_of(lanes(grad[0], NARROW, 0))
     for piece in numba.prange(pieces):
@@ -234,8 +241,9 @@ def arg_dx(
 
 @parallel
 def arg_da(
-    indptr: Any, indices: Any, X: Any, grad: Any, arg: Any, scales: Any, out: Any, pieces: Any
-) -> None:
+    indptr: Array, indices: Array, X: Array, grad: Array, arg: Array, scales: Array, out: Array,
+    pieces: int,
+) -> None:  # fmt: skip
     """Compute the gradient of the edge values; ``arg`` is (flat, feat)."""
     X, stride = X
     grad, grad_stride = grad
@@ -261,18 +269,10 @@ def arg_da(
 
 
 def spmm(
-    A: CSR,
-    x: Array,
-    values: Array | None = None,
-    perm: Array | None = None,
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    reduce: str = "sum",
-    *,
-    out: Array | None = None,
-    arg: Array | None = None,
-    **_: Any,
-) -> Array:
+    A: CSR, x: Array, values: Array | None = None, perm: Array | None = None,
+    row_scale: Array | None = None, col_scale: Array | None = None, reduce: str = "sum", *,
+    out: Array | None = None, arg: Array | None = None, **_: Any,
+) -> Array:  # fmt: skip
     """Compute ``out[i] = r[i] * reduce of a[e] c[j] x[j]`` over the entries of row i.
 
     The value of entry e is ``values[perm[e]]``, or those of its heads, for a sum or mean, as in
@@ -305,8 +305,9 @@ def spmm(
 
 
 def spmm_coo(
-    A: COO, x: Array, *, values: Any, row_scale: Any, col_scale: Any, out: Any = None, **_: Any
-) -> Array:
+    A: COO, x: Array, *, values: Array, row_scale: Array, col_scale: Array,
+    out: Array | None = None, **_: Any,
+) -> Array:  # fmt: skip
     """Compute ``out[i] += r[i] a[e] c[j] x[j]`` for every entry, in their order."""
     out = np.empty((A.n_rows, x.shape[1]), x.dtype) if out is None else out
     scales = values_of(row_scale, x), values_of(col_scale, x)
@@ -317,7 +318,7 @@ def spmm_coo(
 
 
 def spmm_arg(
-    A: CSR, x: Array, values: Any, row_scale: Any, col_scale: Any, reduce: str
+    A: CSR, x: Array, values: Array, row_scale: Array, col_scale: Array, reduce: str
 ) -> tuple[Array, Array]:
     """Compute the maximum or minimum of ``spmm``, and the entries that win it."""
     arg = np.empty((A.n_rows, x.shape[1]), A.index_dtype)
@@ -325,7 +326,7 @@ def spmm_arg(
 
 
 def spmm_arg_dx(
-    A: CSR, perm: Array, grad: Array, arg: Array, values: Any, row_scale: Any, col_scale: Any
+    A: CSR, perm: Array, grad: Array, arg: Array, values: Array, row_scale: Array, col_scale: Array
 ) -> Array:
     """Gradient of ``spmm_arg`` in the features: the winners in each column have their share.
 
@@ -343,7 +344,9 @@ def spmm_arg_dx(
     return out
 
 
-def spmm_arg_da(A: CSR, x: Array, grad: Array, arg: Array, row_scale: Any, col_scale: Any) -> Array:
+def spmm_arg_da(
+    A: CSR, x: Array, grad: Array, arg: Array, row_scale: Array, col_scale: Array
+) -> Array:
     """Gradient of ``spmm_arg`` in the values: each result gives its share to the winner."""
     out = np.empty(A.nnz, x.dtype)
     if not out.size:

@@ -13,8 +13,8 @@ from ..engine.small import flat, values_of
 
 
 def aggregate_backward(
-    A: CSR, x: Array, grad: Array, values: Any, perm: Any, row_scale: Any, col_scale: Any, *,
-    self_weight: Array | None = None, inverse: Array | None = None,
+    A: CSR, x: Array, grad: Array, values: Array, perm: Array, row_scale: Array, col_scale: Array,
+    *, self_weight: Array | None = None, inverse: Array | None = None,
     out: tuple[Array, Array] | None = None, dself: Array | None = None,
 ) -> tuple[Array, Array]:  # fmt: skip
     """``dx[j] = c[j] sum of a[e] r[i] grad[i] + self[j] grad[j]``, ``da[e] = r c <grad[i], x[j]>``.
@@ -39,7 +39,7 @@ def aggregate_backward(
 
 
 @inlined
-def _tile(zero: Any, f: Any, count: Any, row: Any, given: Any) -> None:
+def _tile(zero: Any, f: int, count: int, row: Any, given: Any) -> None:
     """Compute both gradients of column ``j`` for ``count`` features from ``f`` on."""
     j, span = row
     T, values, X, grad, out, dA = given
@@ -74,8 +74,9 @@ def _tile(zero: Any, f: Any, count: Any, row: Any, given: Any) -> None:
 
 @parallel
 def _backward(
-    indptr: Any, T: Any, values: Any, X: Any, grad: Any, out: Any, dA: Any, dself: Any, pieces: Any
-) -> None:
+    indptr: Array, T: Array, values: Array, X: Array, grad: Array, out: Array, dA: Array,
+    dself: Array, pieces: int,
+) -> None:  # fmt: skip
     """Compute both gradients; ``X``, ``grad`` and ``out`` are (flat, row stride)."""
     feat = out[1]
     for piece in numba.prange(pieces):

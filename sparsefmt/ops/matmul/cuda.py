@@ -10,14 +10,13 @@ from math import prod
 from operator import is_not
 from typing import Any, NamedTuple
 
-from ...formats.arrays import VALUE_DTYPES
-from ...formats.compressed import CSR
-from ...formats.coo import COO
+from ...formats.arrays import VALUE_DTYPES, Array
+from ...formats.compressed import COO, CSR
 from ..engine import jit
 from ..engine.call import Launcher, Prepared, Result
 from ..engine.jit import ITEMSIZE, fill, row_bytes
 from ..engine.memory import Memory, memory_of
-from ..engine.structure import Structure, structure_of
+from ..engine.structure import Sizes, Structure, structure_of
 
 #: Mean entries of a row from which slices of 256 bytes beat 128: 1.02 to 1.06x on graphs of 50 and
 #: more, 0.90x on graphs of 12 (H200, float32).
@@ -144,9 +143,10 @@ def sizes(S: Structure) -> tuple[bool, ...]:
 
 
 def _prepare(
-    S: Structure, m: Memory, x: Any, values: Any = None, perm: Any = None, row_scale: Any = None,
-    col_scale: Any = None, reduce: str = "sum", own: Any = None, own_scale: Any = None,
-    one_more: bool = False, bias: Any = None, *, out: Any = None, arg: Any = None, **_: Any,
+    S: Structure, m: Memory, x: Array, values: Array | None = None, perm: Array | None = None,
+    row_scale: Array | None = None, col_scale: Array | None = None, reduce: str = "sum",
+    own: Array | None = None, own_scale: Array | None = None, one_more: bool = False,
+    bias: Array | None = None, *, out: Array | None = None, arg: Array | None = None, **_: Any,
 ) -> Any:  # fmt: skip
     """Prepare ``out[i] = r[i] * reduce of a[e] c[j] x[j]`` over the entries of row i.
 
@@ -232,7 +232,7 @@ spmm = Launcher(_prepare, sizes)
 def _round_first(S: Structure, m: Memory, *_: Any, **__: Any) -> Callable[..., Any]:
     """Prepare ``spmm`` of float32 features that are rounded to bfloat16 once."""
 
-    def run(S: Structure, x: Any, *args: Any, **options: Any) -> Any:
+    def run(S: Structure, x: Array, *args: Any, **options: Any) -> Any:
         feat = x.shape[1]
         return spmm(S, rounded(memory_of(x).rows_in_place(x))[:, :feat], *args, **options)
 
@@ -242,14 +242,14 @@ def _round_first(S: Structure, m: Memory, *_: Any, **__: Any) -> Callable[..., A
 spmm_rounded = Launcher(_round_first, sizes)
 
 
-def shape_of_heads(S: Any, x: Any, values: Any) -> tuple[int, int, int]:
+def shape_of_heads(S: CSR | Structure | Sizes, x: Array, values: Array) -> tuple[int, int, int]:
     """Return the shape of a product with values of several heads."""
     return S.n_rows, values.shape[1], x.shape[-1]
 
 
 def _in_memory(
-    m: Memory, x: Any, values: Any, row_scale: Any, col_scale: Any, own: Any, own_scale: Any,
-    bias: Any,
+    m: Memory, x: Array, values: Array, row_scale: Array, col_scale: Array, own: Array,
+    own_scale: Array, bias: Array,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Return arrays as the kernel reads them: themselves, or copies."""
     scales = m.factors(row_scale), m.factors(col_scale)
@@ -259,9 +259,10 @@ def _in_memory(
 
 
 def _copy_first(
-    S: Structure, x: Any, values: Any = None, perm: Any = None, row_scale: Any = None,
-    col_scale: Any = None, reduce: str = "sum", own: Any = None, own_scale: Any = None,
-    one_more: bool = False, bias: Any = None, **options: Any,
+    S: Structure, x: Array, values: Array | None = None, perm: Array | None = None,
+    row_scale: Array | None = None, col_scale: Array | None = None, reduce: str = "sum",
+    own: Array | None = None, own_scale: Array | None = None, one_more: bool = False,
+    bias: Array | None = None, **options: Any,
 ) -> Any:  # fmt: skip
     """Run ``spmm`` on copies of those arrays that the kernel cannot read."""
     arrays = x, values, row_scale, col_scale, own, own_scale, bias
@@ -271,9 +272,9 @@ def _copy_first(
 
 
 def _fill_empty(
-    S: Structure, x: Any, values: Any = None, perm: Any = None, row_scale: Any = None,
-    col_scale: Any = None, reduce: str = "sum", *_: Any, out: Any = None, arg: Any = None,
-    **__: Any,
+    S: Structure, x: Array, values: Array | None = None, perm: Array | None = None,
+    row_scale: Array | None = None, col_scale: Array | None = None, reduce: str = "sum", *_: Any,
+    out: Array | None = None, arg: Array | None = None, **__: Any,
 ) -> Any:  # fmt: skip
     """Write the result of a matrix without entries: 0, and no entry that wins."""
     m = memory_of(x)
@@ -291,7 +292,7 @@ def _fill_empty(
     return out
 
 
-def rounded(x: Any) -> Any:
+def rounded(x: Array) -> Any:
     """Round rows of float32 features, of any shape, to bfloat16, in whole words of 16 bytes."""
     m, n, feat = memory_of(x), x.shape[0], prod(x.shape[1:])
     width = rounded_width(feat)
@@ -357,8 +358,9 @@ def _weights(data: bool, cols: bool, *, indirect: bool) -> int:
 
 
 def spmm_coo(
-    A: COO, x: Any, *, values: Any, row_scale: Any, col_scale: Any, out: Any = None, **_: Any
-) -> Any:
+    A: COO, x: Array, *, values: Array, row_scale: Array, col_scale: Array,
+    out: Array | None = None, **_: Any,
+) -> Any:  # fmt: skip
     """Add ``r[i] a[e] c[j] x[j]`` to ``out[i]`` for every entry, atomically, in no fixed order."""
     m, dtype, feat = memory_of(x), memory_of(x).dtype(x), x.shape[1]
     out = m.empty((A.n_rows, feat), dtype, x) if out is None else out
@@ -388,7 +390,7 @@ def spmm_coo(
 
 
 def spmm_arg(
-    A: CSR | Structure, x: Any, values: Any, row_scale: Any, col_scale: Any, reduce: str
+    A: CSR | Structure, x: Array, values: Array, row_scale: Array, col_scale: Array, reduce: str
 ) -> tuple[Any, Any]:
     """Compute ``spmm`` by maximum or minimum, and which entries win."""
     S, m = structure_of(A), memory_of(x)
@@ -397,8 +399,9 @@ def spmm_arg(
 
 
 def spmm_arg_dx(
-    A: CSR | Structure, perm: Any, grad: Any, arg: Any, values: Any, row_scale: Any, col_scale: Any
-) -> Any:
+    A: CSR | Structure, perm: Array, grad: Array, arg: Array, values: Array, row_scale: Array,
+    col_scale: Array,
+) -> Any:  # fmt: skip
     """Compute the gradient of ``spmm_arg`` in the features: each winner has its share.
 
     ``A`` is the transpose: its entry k is entry ``perm[k]`` of the product, whose values and scales
@@ -409,7 +412,7 @@ def spmm_arg_dx(
 
 
 def spmm_arg_da(
-    A: CSR | Structure, x: Any, grad: Any, arg: Any, row_scale: Any, col_scale: Any
+    A: CSR | Structure, x: Array, grad: Array, arg: Array, row_scale: Array, col_scale: Array
 ) -> Any:
     """Compute the gradient of ``spmm_arg`` in the values: each result's goes to the winner."""
     S, m = structure_of(A), memory_of(x)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any, NamedTuple
 
-from ...formats.arrays import VALUE_DTYPES
+from ...formats.arrays import VALUE_DTYPES, Array
 from ...formats.compressed import CSR
 from ..engine import jit
 from ..engine.jit import ITEMSIZE, fill, row_bytes
@@ -97,9 +97,9 @@ def goes_apart(T: Structure, dtype: str, feat: int, *, inverse: bool) -> bool:
 
 
 def aggregate_backward(
-    A: CSR | Structure, x: Any, grad: Any, values: Any, perm: Any, row_scale: Any, col_scale: Any,
-    *, self_weight: Any = None, inverse: Any = None, out: tuple[Any, Any] | None = None,
-    dself: Any = None,
+    A: CSR | Structure, x: Array, grad: Array, values: Array, perm: Array, row_scale: Array,
+    col_scale: Array, *, self_weight: Array | None = None, inverse: Array | None = None,
+    out: tuple[Any, Any] | None = None, dself: Array | None = None,
 ) -> tuple[Any, Any]:  # fmt: skip
     """Compute gradients of a product in its features and values.
 

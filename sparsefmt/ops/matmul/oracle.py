@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...errors import ShapeError
-from ...formats.arrays import Array
+from ...formats.arrays import Array, DType
 from ...formats.base import Format
 from ...formats.oracle import dot, float64, stored_entries
 
@@ -19,8 +19,9 @@ _REDUCTIONS = ("sum", "mean", "max", "min")
 
 
 def spmm_oracle(
-    A: Format, X: Array, *, reduce: str = "sum", row_scale: Any = None, col_scale: Any = None
-) -> Array:
+    A: Format, X: Array, *, reduce: str = "sum", row_scale: Array | None = None,
+    col_scale: Array | None = None,
+) -> Array:  # fmt: skip
     """Compute ``A @ X`` in float64, one stored entry after another.
 
     ``Y[i, f] = r[i] * reduce_e a[e] * c[j] * X[j, f]`` over the entries ``e = (i, j)`` of row i.
@@ -80,11 +81,11 @@ def error_bound(
     A: Format,
     X: Array,
     *,
-    dtype: Any = None,
+    dtype: DType = None,
     factor: float = 2.0,
     reduce: str = "sum",
-    row_scale: Any = None,
-    col_scale: Any = None,
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
 ) -> Array:
     """Bound how far ``A @ X``, computed in ``dtype``, may lie from the oracle.
 
@@ -162,7 +163,7 @@ def _features(name: str, X: Array, rows: int) -> Array:
     return float64(X)
 
 
-def factors(values: Any, size: int) -> Array:
+def factors(values: Array, size: int) -> Array:
     """Scales in float64, ones for none."""
     return np.ones(size) if values is None else float64(values)
 
@@ -178,11 +179,11 @@ def magnitudes(A: _F) -> _F:
     return A if A.data is None else A.with_data(np.abs(A.data))
 
 
-def _spacing(dtype: Any) -> float:
+def _spacing(dtype: DType) -> float:
     return precision_of(dtype)[0]
 
 
-def precision_of(dtype: Any) -> tuple[float, float]:
+def precision_of(dtype: DType) -> tuple[float, float]:
     """Relative spacing, and the magnitude below which results may be lost."""
     dtype = np.dtype(dtype)
     if dtype.name == "bfloat16":

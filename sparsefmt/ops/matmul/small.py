@@ -5,18 +5,18 @@ from typing import Any
 import numpy as np
 
 from ...formats.arrays import Array
-from ...formats.compressed import CSR
+from ...formats.compressed import COO, CSR
 from ...formats.convert import numbered_csr
-from ...formats.coo import COO
-from ...formats.sparsetools import add_product
+from ...formats.primitives import add_product
 from ..engine import small
 from ..engine.small import wide
 from .cuda import shape_of_heads
 
 
 def refuses(
-    A: Any, x: Array, values: Any = None, perm: Any = None, row_scale: Any = None,
-    col_scale: Any = None, reduce: str = "sum", *_: Any, **__: Any,
+    A: Any, x: Array, values: Array | None = None, perm: Array | None = None,
+    row_scale: Array | None = None, col_scale: Array | None = None, reduce: str = "sum", *_: Any,
+    **__: Any,
 ) -> list[str]:  # fmt: skip
     """List the reasons against a small product."""
     heads = 1 if values is None or values.ndim == 1 else values.shape[1]
@@ -36,17 +36,10 @@ def refuses_coo(A: Any, x: Array, *, reduce: str = "sum", **_: Any) -> list[str]
 
 
 def spmm(
-    A: CSR,
-    x: Array,
-    values: Array | None = None,
-    perm: Array | None = None,
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    reduce: str = "sum",
-    *,
-    out: Array | None = None,
-    **_: Any,
-) -> Array:
+    A: CSR, x: Array, values: Array | None = None, perm: Array | None = None,
+    row_scale: Array | None = None, col_scale: Array | None = None, reduce: str = "sum", *,
+    out: Array | None = None, **_: Any,
+) -> Array:  # fmt: skip
     """``out[i] = r[i] * reduce of a[e] c[j] x[j]`` over the entries of row i, as the twin."""
     if values is not None and values.ndim == 2:
         out = np.empty(shape_of_heads(A, x, values), x.dtype) if out is None else out
@@ -73,8 +66,9 @@ def spmm(
 
 
 def spmm_coo(
-    A: COO, x: Array, *, values: Any, row_scale: Any, col_scale: Any, out: Any = None, **_: Any
-) -> Array:
+    A: COO, x: Array, *, values: Array, row_scale: Array, col_scale: Array,
+    out: Array | None = None, **_: Any,
+) -> Array:  # fmt: skip
     """``out[i] += r[i] a[e] c[j] x[j]`` for every entry: sorted by row, which keeps their order."""
     B, numbers = numbered_csr(A.with_data(None))
     if row_scale is not None:

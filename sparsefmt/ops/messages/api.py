@@ -11,6 +11,7 @@ from ...formats.compressed import CSR
 from ...formats.convert import numbered_csr
 from ..engine.bind import bind, structure, word
 from ..engine.call import call
+from ..engine.structure import Sizes
 from ..engine.table import Arg, Op, Price, csr_kernels, unchecked
 from ..engine.transpose import Transpose, in_csr_order, transpose_of
 from . import cuda
@@ -222,36 +223,21 @@ def _inverse_degree(A: CSR, like: Array) -> Array:
 # The rows of the table
 
 
-def _rows(S: Any, x: Any, edges: Any, *_: Any) -> tuple[Any, ...]:
-    return (((S.n_rows, edges.shape[1]), edges),)
-
-
-def _columns_and_entries(
-    S: Any, x: Any, edges: Any, grad: Any, perm: Any, scale: Any, message: str, wanted: bool
-) -> tuple[Any, ...]:
-    feat = grad.shape[1]
-    return ((S.n_rows, feat), grad), ((S.nnz if wanted else 0, feat), grad)
-
-
-def _entries(S: Any, left: Any, *_: Any) -> tuple[Any, ...]:
-    return (((S.nnz, left.shape[1]), left),)
-
-
-def _price_of_sums(S: Any, x: Any, edges: Any, *_: Any) -> Price:
-    """Price it: every entry reads its index and two rows; rows of the result are written."""
+def _price_of_sums(S: Sizes, x: Array, edges: Array, *_: Any) -> Price:
+    """Compute the price: an entry reads its index and two rows; rows of results are written."""
     row = edges.shape[1] * edges.itemsize
     gathers = (x is not None) + 1
     return Price((gathers * S.nnz + S.n_rows) * row + 4 * S.nnz, 2 * S.nnz * edges.shape[1])
 
 
-def _price_of_gradients(S: Any, x: Any, edges: Any, grad: Any, *_: Any) -> Price:
-    """Price it: every entry reads two indices and two rows, and writes one."""
+def _price_of_gradients(S: Sizes, x: Array, edges: Array, grad: Array, *_: Any) -> Price:
+    """Compute the price: every entry reads two indices and two rows, and writes one."""
     feat, reads = grad.shape[1], 2 + (edges is not None)
     size = (reads * S.nnz + 2 * S.n_rows) * feat * grad.itemsize + 8 * S.nnz
     return Price(size, 3 * S.nnz * feat)
 
 
-def _price_of_combinations(S: Any, left: Any, right: Any, *_: Any) -> Price:
+def _price_of_combinations(S: Sizes, left: Array, right: Array, *_: Any) -> Price:
     rows = 1 + (right is not None)
     return Price((rows * S.nnz + S.n_rows) * left.shape[1] * left.itemsize, S.nnz * left.shape[1])
 
@@ -265,7 +251,7 @@ MESSAGE_AGGREGATE = Op(
         Arg("edges", "entries", (2,), also=("E", "edge_features")),
         *(Arg("perm", optional=True), _MESSAGE, _REDUCE),
     ),
-    results=_rows,
+    results=lambda S, x, edges, *_: (((S.n_rows, edges.shape[1]), edges),),
     kernels=csr_kernels(cuda.message_aggregate, "message_aggregate_csr", "message_aggregate_numba"),
     price=_price_of_sums,
     narrowed=("*",),
@@ -279,7 +265,10 @@ MESSAGE_AGGREGATE_BACKWARD = Op(
         *(Arg("grad", "rows", (2,)), Arg("perm", optional=True), Arg("scale", optional=True)),
         *(_MESSAGE, Arg("wanted", kind="bool")),
     ),
-    results=_columns_and_entries,
+    results=lambda S, x, edges, grad, perm, scale, message, wanted: (
+        ((S.n_rows, grad.shape[1]), grad),
+        ((S.nnz if wanted else 0, grad.shape[1]), grad),
+    ),
     returns=2,
     kernels=csr_kernels(
         cuda.message_aggregate_backward,
@@ -297,7 +286,7 @@ EDGE_COMBINE = Op(
         *unchecked("Tensor? perm, Tensor? scale"),
         Arg("op", kind="str", test=_checked_combination),
     ),
-    results=_entries,
+    results=lambda S, left, *_: (((S.nnz, left.shape[1]), left),),
     kernels=csr_kernels(cuda.edge_combine, "edge_combine_csr", "edge_combine_numba"),
     price=_price_of_combinations,
     narrowed=("left", "right"),

@@ -18,7 +18,7 @@ _TIMES, _PLUS, _, _OWN = COMBINATIONS.values()
 
 
 @inlined
-def _sum(zero: Any, f: Any, count: Any, row: Any, given: Any) -> None:
+def _sum(zero: Any, f: int, count: int, row: Any, given: Any) -> None:
     """Add up the messages of row ``i`` for ``count`` features from ``f`` on."""
     i, start, stop, kind, factor = row
     indices, perm, X, E, out = given
@@ -49,7 +49,7 @@ def _sum(zero: Any, f: Any, count: Any, row: Any, given: Any) -> None:
 
 @parallel
 def _sums_of_rows(
-    indptr: Any, T: Any, X: Any, E: Any, out: Any, kind: Any, mean: Any, pieces: Any
+    indptr: Array, T: Array, X: Array, E: Array, out: Array, kind: Any, mean: bool, pieces: int
 ) -> None:
     """Reduce the messages of each row; ``X``, ``E`` and ``out`` are (flat, row stride)."""
     one = E[0].dtype.type(1)
@@ -63,7 +63,7 @@ def _sums_of_rows(
 
 
 @inlined
-def _gradients(zero: Any, f: Any, count: Any, row: Any, given: Any) -> None:
+def _gradients(zero: Any, f: int, count: int, row: Any, given: Any) -> None:
     """Compute both gradients of column ``j`` for ``count`` features from ``f`` on."""
     j, start, stop, kind, wanted = row
     T, scale, X, E, grad, dX, dE = given
@@ -102,8 +102,8 @@ def _gradients(zero: Any, f: Any, count: Any, row: Any, given: Any) -> None:
 
 @parallel
 def _gradients_of_columns(
-    indptr: Any, T: Any, scale: Any, X: Any, E: Any, grad: Any, dX: Any, dE: Any, kind: Any,
-    wanted: Any, pieces: Any,
+    indptr: Array, T: Array, scale: Array, X: Array, E: Array, grad: Array, dX: Array, dE: Array,
+    kind: Any, wanted: bool, pieces: int,
 ) -> None:  # fmt: skip
     """Compute both gradients; features are (flat, row stride), ``dE`` is flat."""
     for piece in numba.prange(pieces):
@@ -115,7 +115,7 @@ def _gradients_of_columns(
 
 
 @inlined
-def _combination(zero: Any, f: Any, count: Any, row: Any, given: Any) -> None:
+def _combination(zero: Any, f: int, count: int, row: Any, given: Any) -> None:
     """Combine row ``i`` with those of its columns for ``count`` features from ``f`` on."""
     i, start, stop, kind, sign, factor = row
     indices, perm, left, right, out = given
@@ -139,8 +139,8 @@ def _combination(zero: Any, f: Any, count: Any, row: Any, given: Any) -> None:
 
 @parallel
 def _combinations(
-    indptr: Any, T: Any, scale: Any, left: Any, right: Any, out: Any, kind: Any, sign: Any,
-    pieces: Any,
+    indptr: Array, T: Array, scale: Array, left: Array, right: Array, out: Array, kind: Any,
+    sign: float, pieces: int,
 ) -> None:  # fmt: skip
     """Combine at each entry; features are (flat, row stride)."""
     one = left[0].dtype.type(1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any, NamedTuple
 
-from ...formats.arrays import VALUE_DTYPES
+from ...formats.arrays import VALUE_DTYPES, Array
 from ...formats.compressed import CSR
 from ..engine import jit
 from ..engine.jit import ITEMSIZE, fill, row_bytes
@@ -49,8 +49,8 @@ def instantiations() -> Iterator[tuple[str, str]]:
 
 
 def message_aggregate(
-    A: CSR | Structure, x: Any, edges: Any, perm: Any, message: str, reduce: str, *,
-    out: Any = None,
+    A: CSR | Structure, x: Array, edges: Array, perm: Array, message: str, reduce: str, *,
+    out: Array | None = None,
 ) -> Any:  # fmt: skip
     """Compute ``out[i] = reduce of m(x[j], edges[perm[e]])`` over the entries of row i."""
     S, m = structure_of(A), memory_of(edges)
@@ -63,8 +63,8 @@ def message_aggregate(
 
 
 def message_aggregate_backward(
-    A: CSR | Structure, x: Any, edges: Any, grad: Any, perm: Any, scale: Any, message: str,
-    wanted: bool, *, out: tuple[Any, Any] | None = None,
+    A: CSR | Structure, x: Array, edges: Array, grad: Array, perm: Array, scale: Array,
+    message: str, wanted: bool, *, out: tuple[Any, Any] | None = None,
 ) -> tuple[Any, Any]:  # fmt: skip
     """Gradients in features and, if ``wanted``, of entries: of 0 rows if not.
 
@@ -83,8 +83,9 @@ def message_aggregate_backward(
 
 
 def edge_combine(
-    A: CSR | Structure, left: Any, right: Any, perm: Any, scale: Any, op: str, *, out: Any = None
-) -> Any:
+    A: CSR | Structure, left: Array, right: Array, perm: Array, scale: Array, op: str, *,
+    out: Array | None = None,
+) -> Any:  # fmt: skip
     """``out[perm[e]] = scale[i] left[i] op right[j]`` for each entry; "left" takes no right.
 
     Sums and differences take no ``scale``.
@@ -98,7 +99,7 @@ def edge_combine(
     return out
 
 
-def _launch(S: Structure, kind: int, arrays: _Arrays, like: Any, flags: int) -> None:
+def _launch(S: Structure, kind: int, arrays: _Arrays, like: Array, flags: int) -> None:
     """Launch a kernel over the rows of S; ``like`` has the features' number and dtype."""
     m, feat = memory_of(like), like.shape[1]
     dtype = m.dtype(like)
@@ -135,8 +136,8 @@ def _launch(S: Structure, kind: int, arrays: _Arrays, like: Any, flags: int) -> 
 
 
 def _add_up(
-    S: Structure, types: tuple[str, str], at: tuple[int, int], feat: int, shape: Shape,
-    flags: int, stream: int,
+    S: Structure, types: tuple[str, str], at: tuple[int, int], feat: int, shape: Shape, flags: int,
+    stream: int,
 ) -> None:  # fmt: skip
     """Launch what puts together the rows that blocks share."""
     width = -(-feat // shape.width) * shape.width

@@ -23,16 +23,9 @@ RUN = 1024
 
 
 def spmm(
-    A: SGT,
-    X: Array,
-    *,
-    values: Any,
-    row_scale: Any,
-    col_scale: Any,
-    reduce: str,
-    out: Any,
+    A: SGT, X: Array, *, values: Array, row_scale: Array, col_scale: Array, reduce: str, out: Array,
     **_: Any,
-) -> Array:
+) -> Array:  # fmt: skip
     """``out[i] = r[i] * sum of a[e] * c[j] * X[j]`` over the entries of row i, or their mean."""
     out = np.empty((A.n_rows, X.shape[1]), X.dtype) if out is None else out
     scales = values_of(row_scale, X), values_of(col_scale, X)
@@ -60,7 +53,9 @@ def _windows(A: SGT) -> tuple[Any, Any]:
 
 
 @inlined
-def _unpack(windows: Any, tiles: Any, start: Any, stop: Any, at: Any, rows: Any, cols: Any) -> Any:
+def _unpack(
+    windows: Array, tiles: Array, start: Any, stop: Any, at: Any, rows: Array, cols: Array
+) -> Any:
     """Unpack rows and columns of the entries from ``start`` to ``stop``.
 
     ``at`` is a window and a tile at or before those of ``start``; returns those of ``stop - 1``.
@@ -87,7 +82,7 @@ def _unpack(windows: Any, tiles: Any, start: Any, stop: Any, at: Any, rows: Any,
 
 
 @inlined
-def _add_tile(zero: Any, f: Any, width: Any, entries: Any, given: Any) -> None:
+def _add_tile(zero: Any, f: int, width: int, entries: Any, given: Any) -> None:
     """Add ``a[e] c[j] X[j]`` to ``Y[i]``, ``width`` features from ``f`` of ``entries``."""
     first, count = entries
     rows, cols, A, X, col_scale, Y = given
@@ -104,7 +99,7 @@ def _add_tile(zero: Any, f: Any, width: Any, entries: Any, given: Any) -> None:
 
 
 @inlined
-def _finish(Y: Any, row_scale: Any, degree: Any, top: Any, mean: Any) -> None:
+def _finish(Y: Array, row_scale: Array, degree: Array, top: int, mean: bool) -> None:
     """Divide and scale the rows from ``top`` on that have entries."""
     Y, feat = Y
     one = Y.dtype.type(1)
@@ -117,8 +112,9 @@ def _finish(Y: Any, row_scale: Any, degree: Any, top: Any, mean: Any) -> None:
 
 @parallel
 def _spmm(
-    windows: Any, tiles: Any, A: Any, X: Any, scales: Any, Y: Any, mean: Any, pieces: Any
-) -> None:
+    windows: Array, tiles: Array, A: Array, X: Array, scales: Array, Y: Array, mean: bool,
+    pieces: int,
+) -> None:  # fmt: skip
     """Sum or mean; ``A`` is (order, data), ``X`` and ``Y`` are (flat, row stride)."""
     starts, first_tile, height, n_rows = windows
     row_scale, col_scale = scales
@@ -143,8 +139,9 @@ def _spmm(
 
 @inlined
 def _dots(
-    count: Any, rows: Any, cols: Any, first: Any, order: Any, X: Any, Y: Any, shape: Any, out: Any
-) -> None:
+    count: Any, rows: Array, cols: Array, first: int, order: Array, X: Array, Y: Array, shape: Any,
+    out: Array,
+) -> None:  # fmt: skip
     """Compute the products of so many entries; ``shape`` is (heads, feat)."""
     X, ldx = X
     Y, ldy = Y
@@ -161,8 +158,9 @@ def _dots(
 
 @parallel
 def _sddmm(
-    windows: Any, tiles: Any, order: Any, X: Any, Y: Any, shape: Any, out: Any, pieces: Any
-) -> None:
+    windows: Array, tiles: Array, order: Array, X: Array, Y: Array, shape: Any, out: Array,
+    pieces: int,
+) -> None:  # fmt: skip
     """Compute ``out[order[e], h] = <X[i, h], Y[j, h]>``; ``X`` and ``Y`` are (flat, row stride)."""
     starts, first_tile, _, _ = windows
     for piece in numba.prange(pieces):

@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 from ..._caches import lru_cache
+from ...formats.arrays import Array
 from ...formats.sgt import SGT
 from ..engine import jit
 from ..engine.jit import ITEMSIZE, row_bytes
@@ -126,7 +127,7 @@ def copy_width(dtype: str, feat: int, *, stride: int, pointer: int) -> int:
     return 0 if aligned else _up(feat * size, BYTES) // size
 
 
-def readable(x: Any) -> Any:
+def readable(x: Array) -> Any:
     """Return ``x``, or a copy of it, wider by zeros, whose rows and heads begin as kernels ask."""
     m = memory_of(x)
     x, feat = m.rows_in_place(x), x.shape[-1]
@@ -142,9 +143,9 @@ def readable(x: Any) -> Any:
 
 
 def spmm(
-    on_csr: Callable[..., Any], A: SGT | Structure, x: Any, values: Any = None, perm: Any = None,
-    row_scale: Any = None, col_scale: Any = None, reduce: str = "sum", *,
-    costs: Costs | None = None, out: Any = None, **_: Any,
+    on_csr: Callable[..., Any], A: SGT | Structure, x: Array, values: Array | None = None,
+    perm: Array | None = None, row_scale: Array | None = None, col_scale: Array | None = None,
+    reduce: str = "sum", *, costs: Costs | None = None, out: Array | None = None, **_: Any,
 ) -> Any:  # fmt: skip
     """``out = diag(r) a c X``, a sum or mean, where ``against_spmm`` has no reason against it.
 
@@ -175,8 +176,9 @@ def spmm(
 
 
 def _launch(
-    T: TileStructure, x: Any, packed: Packed, baked: bool, row_scale: Any, col_scale: Any, out: Any
-) -> None:
+    T: TileStructure, x: Array, packed: Packed, baked: bool, row_scale: Array, col_scale: Array,
+    out: Array,
+) -> None:  # fmt: skip
     m, feat = memory_of(x), out.shape[1]
     dtype, values, flags = m.dtype(x), m.pointer(packed.tiles), ADD * (T.rest is not None)
     weights = SCALED if col_scale is not None else UNWEIGHTED
@@ -208,12 +210,7 @@ def _launch(
 
 
 def load(
-    kernel: str,
-    dtype: str,
-    index_dtype: str,
-    constants: tuple[int, ...] = (),
-    *,
-    shared: int = 0,
+    kernel: str, dtype: str, index_dtype: str, constants: tuple[int, ...] = (), *, shared: int = 0
 ) -> jit.Kernel:
     """Load a kernel of SpMM by tiles."""
     types = dtype, index_dtype

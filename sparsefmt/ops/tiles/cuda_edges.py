@@ -5,6 +5,7 @@ from itertools import product
 from typing import Any
 
 from ..._caches import lru_cache
+from ...formats.arrays import Array
 from ...formats.sgt import SGT
 from ..edges.cuda import RESIDENT_BYTES
 from ..engine import jit
@@ -55,9 +56,9 @@ def launches(dtype: str, feat: int) -> tuple[int, tuple[tuple[int, int], ...]]:
 
 
 def sddmm(
-    on_csr: Callable[..., Any], A: SGT | Structure, X: Any, Y: Any, row_scale: Any = None,
-    col_scale: Any = None, *, perm: Any = None, costs: Costs | None = None, out: Any = None,
-    **_: Any,
+    on_csr: Callable[..., Any], A: SGT | Structure, X: Array, Y: Array,
+    row_scale: Array | None = None, col_scale: Array | None = None, *, perm: Array | None = None,
+    costs: Costs | None = None, out: Array | None = None, **_: Any,
 ) -> Any:  # fmt: skip
     """Compute ``out[e, h] = r[i] c[j] <X_i, Y_j>`` over the features of head h, heads side by side.
 
@@ -86,8 +87,9 @@ def sddmm(
 
 
 def _launch(
-    T: TileStructure, X: Any, Y: Any, numbers: Any, row_scale: Any, col_scale: Any, out: Any
-) -> None:
+    T: TileStructure, X: Array, Y: Array, numbers: Array, row_scale: Array, col_scale: Array,
+    out: Array,
+) -> None:  # fmt: skip
     m, heads, feat = memory_of(X), X.shape[1] if X.ndim == 3 else 1, X.shape[-1]
     dtype, scaled = m.dtype(X), row_scale is not None or col_scale is not None
     row, ranges = launches(dtype, feat)

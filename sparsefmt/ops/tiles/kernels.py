@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from ..._caches import cache
-from ...formats.arrays import import_cupy, is_cupy
+from ...formats.arrays import Array, import_cupy, is_cupy
 from ...formats.base import Format
 from ...formats.sgt import SGT
 from ..engine.bind import TF32
@@ -56,7 +56,7 @@ def _on_structure(on_csr: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _not_a_sum(A: Format, x: Any, *_: Any, reduce: str = "sum", **__: Any) -> list[str]:
+def _not_a_sum(A: Format, x: Array, *_: Any, reduce: str = "sum", **__: Any) -> list[str]:
     return [] if reduce in ("sum", "mean") else [f"windows of tiles do not take a {reduce}"]
 
 
@@ -64,9 +64,10 @@ def _not_a_sum(A: Format, x: Any, *_: Any, reduce: str = "sum", **__: Any) -> li
 
 
 def against_spmm(
-    A: Format | Structure, x: Any, values: Any = None, perm: Any = None, row_scale: Any = None,
-    col_scale: Any = None, reduce: str = "sum", own: Any = None, *_: Any,
-    precision: str | None = None, costs: Costs | None = None, **__: Any,
+    A: Format | Structure, x: Array, values: Array | None = None, perm: Array | None = None,
+    row_scale: Array | None = None, col_scale: Array | None = None, reduce: str = "sum",
+    own: Array | None = None, *_: Any, precision: str | None = None, costs: Costs | None = None,
+    **__: Any,
 ) -> list[str]:  # fmt: skip
     """List the reasons against tensor cores; entries are split only if there is no other one."""
     if A.format == "csr" and precision is None and not tiled:
@@ -87,13 +88,9 @@ def against_spmm(
 
 
 def against_sddmm(
-    A: Format | Structure,
-    X: Any,
-    *_: Any,
-    precision: str | None = None,
-    costs: Costs | None = None,
-    **__: Any,
-) -> list[str]:
+    A: Format | Structure, X: Array, *_: Any, precision: str | None = None,
+    costs: Costs | None = None, **__: Any,
+) -> list[str]:  # fmt: skip
     """List the reasons against tensor cores; entries are split only if there is no other one."""
     if A.format == "csr" and precision is None and not tiled:
         return _IS_CSR
@@ -104,7 +101,7 @@ def against_sddmm(
 
 
 def _tiles_for(
-    A: Format | Structure, x: Any, precision: str | None
+    A: Format | Structure, x: Array, precision: str | None
 ) -> tuple[OwnTiles | PreparedTiles | None, list[str]]:
     """Find the tiles for any product, and the reasons against tensor cores that all have."""
     tiles, reasons = tiles_of(A), list[str]()
@@ -148,7 +145,7 @@ def against_height(A: SGT) -> list[str]:
     return [f"its tiles have {A.tile[0]} rows: {mend}"]
 
 
-def _against_split(tiles: OwnTiles | PreparedTiles, costs: Costs | None, x: Any) -> list[str]:
+def _against_split(tiles: OwnTiles | PreparedTiles, costs: Costs | None, x: Array) -> list[str]:
     if costs is None:
         return [f"for {x.shape[-1]} features CUDA cores do best"]
     if tiles.operands(costs) is not None:

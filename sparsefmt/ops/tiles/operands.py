@@ -12,8 +12,7 @@ from weakref import ref
 import numpy as np
 
 from ...formats.arrays import Array, finish, namespace, on_device_of
-from ...formats.base import Format
-from ...formats.built import Built
+from ...formats.base import Built, Format
 from ...formats.compressed import CSR
 from ...formats.sgt import SGT
 from ..engine.memory import memory_of
@@ -51,24 +50,15 @@ class TileStructure:
 
 def tile_structure(split: Split, shape: tuple[int, int]) -> TileStructure:
     """Describe an SGT of that shape on a GPU; valid as long as the split lives."""
+    arrays = split.items, split.cuts, split.columns, split.masks, split.starts, split.cells
+    items, cuts, columns, masks, starts, cells = (array.data.ptr for array in arrays)
+    rest = None if split.rest is None else structure_of(split.rest)
     return TileStructure(
-        n_rows=shape[0],
-        n_cols=shape[1],
-        nnz=split.nnz,
-        index_dtype=split.items.dtype.name,
-        height=split.height,
-        n_items=len(split.items),
-        n_cuts=len(split.cuts),
-        n_parts=split.n_parts,
-        items=split.items.data.ptr,
-        cuts=split.cuts.data.ptr,
-        columns=split.columns.data.ptr,
-        masks=split.masks.data.ptr,
-        starts=split.starts.data.ptr,
-        cells=split.cells.data.ptr,
-        n_cells=split.n_cells,
-        taken=split.taken,
-        rest=None if split.rest is None else structure_of(split.rest),
+        *(shape[0], shape[1], split.nnz, split.items.dtype.name, split.height),
+        *(len(split.items), len(split.cuts), split.n_parts),
+        *(items, cuts, columns, masks, starts, cells),
+        *(split.n_cells, split.taken),
+        rest,
     )
 
 
@@ -100,7 +90,7 @@ class Operands:
         self._numbers = Numbers(view(split.perm), rest)
         self._csr, self._view, self._built = csr, view, Built()
 
-    def numbers(self, perm: Any = None) -> Numbers:
+    def numbers(self, perm: Array | None = None) -> Numbers:
         """Return the entries' numbers in CSR order, or those that ``perm`` gives for that order."""
         if perm is None:
             return self._numbers
@@ -116,7 +106,7 @@ class Operands:
         key = "numbers", m.pointer(perm)
         return self._built.ask(key, build, lambda _: not m.capturing())[0]
 
-    def packed(self, values: Any, numbers: Any, *, baked: bool) -> Any:
+    def packed(self, values: Array, numbers: Array, *, baked: bool) -> Any:
         """Gather the values with those numbers, one by one or in the cells that have them."""
         m = memory_of(values)
         found = m.take(values, numbers)
@@ -133,7 +123,7 @@ class Operands:
             ("places", itemsize), lambda: self._view(self.split.places(itemsize))
         )
 
-    def row_factors(self, row_scale: Any, shares: Any = None) -> tuple[Any, Any]:
+    def row_factors(self, row_scale: Array, shares: Array | None = None) -> tuple[Any, Any]:
         """Return what multiplies the sums of each row, and those of its entries in tiles.
 
         The latter is 0 where tiles have no entry of the row: 0 times Inf or NaN would not be 0.
@@ -159,7 +149,7 @@ class Operands:
             return outside if bool(outside.any()) else None  # synchronize!
 
 
-def _lengths(indptr: Any) -> Any:
+def _lengths(indptr: Array) -> Any:
     return indptr[1:] - indptr[:-1]
 
 
@@ -185,7 +175,7 @@ class OwnTiles:
         """Return 1 over the entries of each row, in float32."""
         return self.sgt._built().ask("shares", lambda: _shares(self.sgt._structure()))
 
-    def packed(self, operands: Operands, values: Any, perm: Any, *, baked: bool) -> Packed:
+    def packed(self, operands: Operands, values: Array, perm: Array, *, baked: bool) -> Packed:
         """Return the values of the SGT, packed once for each stream."""
         if values is None:
             return Packed()
@@ -234,14 +224,9 @@ class PreparedTiles:
     """
 
     def __init__(
-        self,
-        sgt: SGT,
-        shares: Any,
-        *,
-        costs: Costs | None,
-        view: Callable[[Array], Any],
+        self, sgt: SGT, shares: Array, *, costs: Costs | None, view: Callable[[Array], Any],
         refuses_float32: Callable[[], list[str]],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.sgt, self.costs, self.refuses_float32 = sgt, costs, refuses_float32
         self._shares, self._view = shares, view
         self._built = Built()
@@ -269,7 +254,7 @@ class PreparedTiles:
         """Return 1 over the entries of each row, in float32."""
         return self._shares
 
-    def packed(self, operands: Operands, values: Any, perm: Any, *, baked: bool) -> Packed:
+    def packed(self, operands: Operands, values: Array, perm: Array, *, baked: bool) -> Packed:
         """Copy the values of entries in tiles into their order; the others are read by ``perm``."""
         if values is None:
             return Packed()
@@ -286,14 +271,15 @@ def tiles_of(A: Format | Structure) -> OwnTiles | PreparedTiles | None:
 
 
 def costs_of(
-    tiles: OwnTiles | PreparedTiles, op: str, x: Any, costs: Costs | None, *, weighted: bool = False
-) -> Costs | None:
+    tiles: OwnTiles | PreparedTiles, op: str, x: Array, costs: Costs | None, *,
+    weighted: bool = False,
+) -> Costs | None:  # fmt: skip
     """Choose the given costs, else those measured for such a product; None: CUDA cores do best."""
     return costs or tiles.costs or tile_costs.measured(op, x.itemsize, weighted, x.shape[-1])
 
 
 def find_operands(
-    A: Format | Structure, op: str, x: Any, costs: Costs | None, *, weighted: bool = False
+    A: Format | Structure, op: str, x: Array, costs: Costs | None, *, weighted: bool = False
 ) -> tuple[OwnTiles | PreparedTiles, Operands] | None:
     """Find the tiles that such a product goes by, and what it reads of them; None without any."""
     tiles = tiles_of(A)

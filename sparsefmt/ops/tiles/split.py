@@ -5,12 +5,12 @@ What concerns windows is decided here, on the CPU and by NumPy, so that all devi
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...formats import primitives
-from ...formats.arrays import Array, allocating, finish, namespace, on_device_of, send
+from ...formats.arrays import Array, DType, allocating, finish, namespace, on_device_of, send
 from ...formats.compressed import CSR
 from . import slabs as tile_slabs
 from .cells import LANES, SLAB, place
@@ -237,7 +237,7 @@ def _pieces(slabs: Array, part: int) -> Array:
     return -(-slabs // part)
 
 
-def _items(slab_ptr: Array, alone: bool, part: int, dtype: Any) -> tuple[Array, Array, int]:
+def _items(slab_ptr: Array, alone: bool, part: int, dtype: DType) -> tuple[Array, Array, int]:
     """List the work of blocks: windows, those of many slabs in several parts."""
     slabs = slab_ptr[1:] - slab_ptr[:-1]
     pieces = _pieces(slabs, part)

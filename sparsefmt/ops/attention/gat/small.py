@@ -11,7 +11,7 @@ import numpy as np
 
 from ....formats.arrays import Array
 from ....formats.compressed import CSR
-from ....formats.sparsetools import add_product, add_transposed_product
+from ....formats.primitives import add_product, add_transposed_product
 from ...engine import small
 from ...engine.small import wide
 from ..score import Forward, GatArguments, heads_and_feat, heads_of, shape_of, sums_dtype
