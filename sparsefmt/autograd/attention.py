@@ -404,14 +404,14 @@ def gradients(
     in the tensors of ``also`` too.  What forward did not round is not rounded, even if torch allows
     it by now.
     """
-    inputs, (out, *kept) = saved[: -1 - statistics], saved[-1 - statistics :]
+    inputs, (out, *of_rows) = saved[: -1 - statistics], saved[-1 - statistics :]
     tensors = ctx.tensors.current()
-    if ctx.versioned is not None and ctx.versioned._version != ctx.version:
-        out, *kept = ctx.op(tensors.rows, *inputs, *ctx.numbers)
-    sides = tensors.rows, tensors.columns
-    args = *sides, grad, out, *kept, of_edges, *inputs[first:], *ctx.numbers
     token = None if ctx.rounds else exact.set(True)
     try:
+        if ctx.versioned is not None and ctx.versioned._version != ctx.version:
+            out, *of_rows = ctx.op(tensors.rows, *inputs, *ctx.numbers)
+        sides = tensors.rows, tensors.columns
+        args = *sides, grad, out, *of_rows, of_edges, *inputs[first:], *ctx.numbers
         if also and torch.is_grad_enabled():
             return once(name, lambda *args: op(*args[len(also) :]), *also, *args)
         return once(name, op, *args)
