@@ -21,6 +21,7 @@ from ...engine.lanes import (
     width_of,
 )
 from ...engine.loops import AHEAD, MIDDLE, NARROW, dot, inlined, parallel, rows_of
+from . import small
 
 
 class Rows(NamedTuple):
@@ -48,19 +49,7 @@ class Sizes(NamedTuple):
     longest: int
 
 
-@inlined
-def philox(seed: Any, counter: Any, stream: Any) -> Any:
-    """Philox4x32-10 (Salmon et al., SC'11): the first of the four words that a counter gives."""
-    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
-    a, b = np.uint64(counter) & low, np.uint64(counter) >> half
-    c, d = np.uint64(stream), np.uint64(0)
-    k0, k1 = np.uint64(seed) & low, np.uint64(seed) >> half
-    for _ in range(10):
-        p, q = np.uint64(0xD2511F53) * a, np.uint64(0xCD9E8D57) * c
-        a, b = (q >> half) ^ b ^ k0, q & low
-        c, d = (p >> half) ^ d ^ k1, p & low
-        k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
-    return a
+philox = inlined(small.philox)
 
 
 @inlined
@@ -166,12 +155,13 @@ def _drop(
 @parallel
 def forward(
     indptr: Any, indices: Any, H: Any, scores: Any, sizes: Any, dropping: Any, slope: Any,
-    loops: Any, out: Any, plus: Any, stats: Any, pieces: Any,
+    loops: Any, out: Any, plus: Any, stats: Any, attention: Any, pieces: Any,
 ) -> None:  # fmt: skip
-    """``O[i, h] = sum of M[e, h] P[e, h] H[j, h]``, and the part of it whose scores are positive.
+    """Compute ``O[i, h] = sum of M[e, h] P[e, h] H[j, h]``, and what is asked for besides.
 
-    Of each row and head also the largest score, the sum of exponentials, the share of positive
-    scores, and 0.
+    ``plus`` is the part of it whose scores are positive.  ``stats`` has of each row and head the
+    largest score, the sum of exponentials, the share of positive scores, and 0.  ``attention`` is
+    P, in the order of the entries; 0 for stored loops beside virtual ones.
     """
     heads, feat, longest = sizes
     for piece in numba.prange(pieces):
@@ -187,6 +177,9 @@ def forward(
                     row, start, i, h, scores, heads, slope, loops, weights, signs
                 )
                 whole, positive = _powers(weights, signs, size, top)
+                if len(attention):
+                    for k in range(len(row)):
+                        attention[(start + k) * heads + h] = abs(weights[k]) / whole
                 if dropping.below > 0:
                     _drop(dropping, indices[:0], start, len(row), loop, size, h, weights)
                 factor = H.dtype.type(0) if whole == 0 else dropping.scale / whole
@@ -201,27 +194,6 @@ def forward(
                     stats[4 * item], stats[4 * item + 1] = top, whole
                     stats[4 * item + 2] = positive / whole if size else 0
                     stats[4 * item + 3] = 0
-
-
-@parallel
-def attention(
-    indptr: Any, indices: Any, scores: Any, sizes: Any, slope: Any, loops: Any, out: Any,
-    pieces: Any,
-) -> None:  # fmt: skip
-    """Compute ``P[e, h]``, in the order of the entries; 0 for stored loops beside virtual ones."""
-    heads, _, longest = sizes
-    for piece in numba.prange(pieces):
-        weights, signs = np.empty(longest, out.dtype), np.empty(longest, out.dtype)
-        first, last = rows_of(indptr, piece, pieces)
-        for i in range(first, last):
-            start, row = np.int64(indptr[i]), indices[indptr[i] : indptr[i + 1]]
-            for h in range(heads):
-                size, top = _row_scores(
-                    row, start, i, h, scores, heads, slope, loops, weights, signs
-                )
-                whole, _ = _powers(weights, signs, size, top)
-                for k in range(len(row)):
-                    out[(start + k) * heads + h] = abs(weights[k]) / whole
 
 
 @inlined
@@ -343,16 +315,23 @@ def _score_gradient(
 @parallel
 def edge_gradient(
     indptr: Any, indices: Any, grad: Any, H: Any, scores: Any, sizes: Any, dropping: Any,
-    slope: Any, loops: Any, stats: Any, out: Any, pieces: Any,
+    slope: Any, loops: Any, stats: Any, out: Any, own: Any, pieces: Any,
 ) -> None:  # fmt: skip
-    """Write the gradient of the scores of entries; 0 at stored loops that are left out."""
+    """Write the gradients of the scores of entries, 0 at stored loops that are left out.
+
+    Those of virtual loops go to ``own``.  Either may be empty, if nobody asks for it.
+    """
     heads, feat, _ = sizes
     el, er, edges = scores.sources, scores.targets, scores.edges
     for piece in numba.prange(pieces):
         first, last = rows_of(indptr, piece, pieces)
         nothing, end, line = H.dtype.type(0), len(indices) - 1, width_of(lanes(H, NARROW, 0))
         for i in range(first, last):
-            for e in range(np.int64(indptr[i]), np.int64(indptr[i + 1])):
+            for item in range(i * heads, (i + 1) * heads if len(own) else i * heads):
+                z, number = _sum_of(el[item], er[item], scores.loops, item), end + 1 + i
+                factor = dropping.scale if stays(dropping, number, item % heads) else nothing
+                own[item] = _score_gradient(z, grad, H, item, item, feat, slope, factor, stats)
+            for e in range(np.int64(indptr[i]), np.int64(indptr[i + 1]) if len(out) else 0):
                 j, ahead = np.int64(indices[e]), np.int64(indices[min(e + AHEAD, end)])
                 for f in range(0, heads * feat, line):
                     prefetch(lanes(H, NARROW, 0), H, ahead * heads * feat + f)
@@ -366,23 +345,6 @@ def edge_gradient(
                     out[e * heads + h] = _score_gradient(
                         z, grad, H, target, source, feat, slope, factor, stats
                     )
-
-
-@parallel
-def loop_gradient(
-    nnz: Any, grad: Any, H: Any, scores: Any, sizes: Any, dropping: Any, slope: Any, stats: Any,
-    out: Any, pieces: Any,
-) -> None:  # fmt: skip
-    """Write the gradient of the scores of virtual loops."""
-    heads, feat, _ = sizes
-    el, er, own = scores.sources, scores.targets, scores.loops
-    for piece in numba.prange(pieces):
-        nothing = H.dtype.type(0)
-        for item in range(piece * len(out) // pieces, (piece + 1) * len(out) // pieces):
-            i = item // heads
-            z = _sum_of(el[item], er[item], own, item)
-            factor = dropping.scale if stays(dropping, nnz + i, item - i * heads) else nothing
-            out[item] = _score_gradient(z, grad, H, item, item, feat, slope, factor, stats)
 
 
 @parallel

@@ -28,6 +28,23 @@ def reasons_against(A: Any, heads: int, feat: int) -> list[str]:
     return small.reasons_against(work, small.MOST_OF_ATTENTION)
 
 
+def philox(seed: Array, counter: Array, stream: Array) -> Array:
+    """Compute the first word of each counter by Philox4x32-10 (Salmon et al., SC'11).
+
+    Compiled loops have this function too, for numbers.
+    """
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    a, b = np.uint64(counter) & low, np.uint64(counter) >> half
+    c, d = np.uint64(stream), np.uint64(0)
+    k0, k1 = np.uint64(seed) & low, np.uint64(seed) >> half
+    for _ in range(10):
+        p, q = np.uint64(0xD2511F53) * a, np.uint64(0xCD9E8D57) * c
+        a, b = (q >> half) ^ b ^ k0, q & low
+        c, d = (p >> half) ^ d ^ k1, p & low
+        k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
+    return a
+
+
 class Dropping(NamedTuple):
     """Which entries are dropped: those whose random word is below ``below``."""
 
@@ -37,18 +54,19 @@ class Dropping(NamedTuple):
 
 
 class Twin(NamedTuple):
-    """Kernels of GAT made of three functions.
+    """Kernels of GAT made of four functions.
 
     ``forward(A, bias, arguments, out=None, train=True)`` returns a ``Forward`` as sums run, without
     what only backward needs unless ``train``.  ``gradients(A, (T, perm), grad, forward, of_edges,
     arguments)`` returns those of ``h, el, er, loop_edges, edges``; T and perm may be None.
     ``through_scores(h, dh, d_el, d_er, source, target)`` returns ``dh`` with what scores add to it,
-    and the gradients of both vectors.
+    and the gradients of both vectors.  ``attention(A, arguments, out)`` writes the weights.
     """
 
     forward: Callable[..., Forward]
     gradients: Callable[..., tuple[Array, ...]]
     through_scores: Callable[..., tuple[Array, Array]]
+    attention: Callable[..., None]
 
     def gat(
         self, A: CSR, bias: Array | None, *arguments: Any, out: Array | None = None, **_: Any
@@ -67,6 +85,16 @@ class Twin(NamedTuple):
         a = GatArguments(*arguments)
         out, plus, statistics = self.forward(A, bias, a)
         return Forward(rounded(out, a.h), rounded(plus, a.h), statistics)
+
+    def gat_attention(
+        self, A: CSR, el: Array, er: Array, edges: Array | None, slope: float, loops: bool, *,
+        out: Array | None = None,
+    ) -> Array:  # fmt: skip
+        """Compute ``P[e, k]`` before dropout, 0 at loops that are left out."""
+        out = np.empty((A.nnz, *el.shape[1:]), type_of_sums(el)) if out is None else out
+        h = np.empty((*el.shape, 0) if el.ndim == 2 else (len(el), 1, 0), el.dtype)
+        self.attention(A, GatArguments(h, el, er, edges, slope=slope, loops=loops), out)
+        return out
 
     def gat_of_vectors(
         self, A: CSR, h: Array, source: Array, target: Array, bias: Array | None, *more: Any
@@ -310,26 +338,12 @@ def _dropped(A: CSR, w: _Values, dropping: Dropping) -> _Values:
 
 def _stays(dropping: Dropping, first: int, shape: tuple[int, ...]) -> Array:
     """Return True for each entry that stays, numbered from ``first`` on, by head."""
-    found = np.empty(shape, np.bool_)
+    result = np.empty(shape, np.bool_)
     for part in small.parts(shape[1], 1, 1 << 14):  # temporaries that a cache holds
         numbers = np.arange(first + part.start, first + part.stop, dtype=np.uint64)
-        for h, row in enumerate(found):
-            row[part] = _philox(dropping.seed, numbers, h) >= dropping.below
-    return found
-
-
-def _philox(seed: Any, counter: Array, stream: int) -> Array:
-    """Return the first word of each counter by Philox4x32-10 (Salmon et al., SC'11)."""
-    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
-    a, b = counter & low, counter >> half
-    c, d = np.full_like(counter, stream), np.zeros_like(counter)
-    k0, k1 = int(seed) & 0xFFFFFFFF, int(seed) >> 32
-    for _ in range(10):
-        p, q = np.uint64(0xD2511F53) * a, np.uint64(0xCD9E8D57) * c
-        a, b = (q >> half) ^ b ^ np.uint64(k0), q & low
-        c, d = (p >> half) ^ d ^ np.uint64(k1), p & low
-        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
-    return a
+        for h, row in enumerate(result):
+            row[part] = philox(dropping.seed, numbers, h) >= dropping.below
+    return result
 
 
 @small.quietly
@@ -385,17 +399,11 @@ def _dots(A: CSR, rows: Array, g: Array, X: Array) -> Array:
 
 
 @small.quietly
-def gat_attention(
-    A: CSR, el: Array, er: Array, edges: Array | None, slope: float, loops: bool, *,
-    out: Array | None = None,
-) -> Array:  # fmt: skip
-    """Compute ``P[e, k]`` before dropout, 0 at loops that are left out."""
-    out = np.empty((A.nnz, *el.shape[1:]), type_of_sums(el)) if out is None else out
-    h = np.empty((*el.shape, 0) if el.ndim == 2 else (len(el), 1, 0), el.dtype)
-    s = _scores(A, GatArguments(h, el, er, edges, slope=slope, loops=loops))
+def _attention(A: CSR, args: GatArguments, out: Array) -> None:
+    """Write ``P[e, k]``, 0 at loops that are left out."""
+    s = _scores(A, args)
     w = s.powers(_tops(A, s))
     out[...] = (w.entries / _row_sums(A, w)[:, s.rows]).T.reshape(out.shape)
-    return out
 
 
 @small.quietly
@@ -421,7 +429,8 @@ def _vectors(h: Array, source: Array, target: Array) -> Array:
     return np.stack([wide(v).reshape(heads_and_feat(h)) for v in (source, target)], axis=1)
 
 
-_twin = Twin(_forward, _gradients, _through_scores)
-gat, gat_with_statistics, gat_backward = _twin.gat, _twin.gat_with_statistics, _twin.gat_backward
+_twin = Twin(_forward, _gradients, _through_scores, _attention)
+gat, gat_attention, gat_backward = _twin.gat, _twin.gat_attention, _twin.gat_backward
+gat_with_statistics = _twin.gat_with_statistics
 gat_of_vectors, gat_of_vectors_backward = _twin.gat_of_vectors, _twin.gat_of_vectors_backward
 gat_of_vectors_with_statistics = _twin.gat_of_vectors_with_statistics

@@ -13,6 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ...._caches import lru_cache
+from ....formats.arrays import Array
 from ....formats.compressed import CSR
 from ...engine import jit
 from ...engine.jit import Launch
@@ -83,36 +84,35 @@ class Work(NamedTuple):
         return 1 + (self.other is not None)
 
 
-def _call_of(given: PairwiseArguments) -> Call:
-    keys = given.keys
-    m = memory_of(keys)
-    features = m.contiguous(given.queries), m.contiguous(keys), m.contiguous(given.values)
-    scores = m.factors(given.att), m.factors(given.edges)
+def _call_of(arguments: tuple[Any, ...]) -> Call:
+    """Read ``PairwiseArguments`` as kernels take them."""
+    args = PairwiseArguments(*arguments)
+    keys, m = args.keys, memory_of(args.keys)
+    features = m.contiguous(args.queries), m.contiguous(keys), m.contiguous(args.values)
+    scores = m.factors(args.att), m.factors(args.edges)
     sizes = m.dtype(keys), sums_dtype(keys), *heads_and_feat(keys)
-    dropped = dropout_of(m, given.dropout, given.seed)
-    return Call(m, *sizes, *features, *scores, dropped, given.slope, given.scale, given.loops)
+    dropped = dropout_of(m, args.dropout, args.seed)
+    return Call(m, *sizes, *features, *scores, dropped, args.slope, args.scale, args.loops)
 
 
-def pairwise(A: CSR | Structure, *arguments: Any, out: Any = None) -> Any:
-    """Compute ``O[i, h] = sum of M[e, h] P[e, h] V[j, h]`` over the entries of row i.
-
-    The others are ``PairwiseArguments``, here and in the gradients.
-    """
-    return _forward(A, _call_of(PairwiseArguments(*arguments)), out)
+def pairwise(A: CSR | Structure, *arguments: Any, out: Array | None = None) -> Array:
+    """Launch ``O[i, h] = sum of M[e, h] P[e, h] V[j, h]``, of ``PairwiseArguments``."""
+    return _forward(A, _call_of(arguments), out, train=False)[0]
 
 
-def pairwise_with_statistics(A: CSR | Structure, *arguments: Any) -> tuple[Any, Any]:
+def pairwise_with_statistics(A: CSR | Structure, *arguments: Any) -> tuple[Array, Array]:
     """Launch ``pairwise``, and what backward reads of each row and head.
 
     (n_rows, heads, 2): the largest score, and 1 over the sum of exponentials relative to that;
     zeros if there are no entries or no features.
     """
-    out, statistics = _forward(A, _call_of(PairwiseArguments(*arguments)), train=True)
-    return out, statistics
+    return _forward(A, _call_of(arguments))
 
 
-def _forward(A: CSR | Structure, call: Call, out: Any = None, *, train: bool = False) -> Any:
-    """Launch the product; with ``train`` return the statistics too."""
+def _forward(
+    A: CSR | Structure, call: Call, out: Array | None = None, *, train: bool = True
+) -> tuple[Array, Array]:
+    """Launch the product, and with ``train`` the statistics."""
     m, keys, statistics = call.m, call.keys, None
     if train:
         statistics = m.empty((A.n_rows, call.heads, 2), call.sums, keys)
@@ -125,7 +125,7 @@ def _forward(A: CSR | Structure, call: Call, out: Any = None, *, train: bool = F
             else:
                 zero(m, out)
                 zero(m, statistics)
-    return (out, statistics) if train else out
+    return out, statistics
 
 
 def pairwise_backward(
@@ -139,24 +139,24 @@ def pairwise_backward(
     is made anew.  Without ``values`` the keys have both gradients.  Gradients of what is not given
     are empty, also those of the edges unless ``of_edges``.
     """
-    call = _call_of(PairwiseArguments(*arguments))
+    call = _call_of(arguments)
     m, keys, edges = call.m, call.keys, call.edges if of_edges else None
     some = prod(grad.shape) and (A.nnz or call.loops)
     make, values, att = m.empty if some else m.zeros, call.values, call.att
-    dqueries = make(call.queries.shape, call.dtype, keys)
-    dkeys = make(keys.shape, call.dtype, keys)
-    dvalues = make((0,) if values is None else values.shape, call.dtype, keys)
-    datt = make((0,) if att is None else att.shape, call.sums, keys)
-    dedges = make((0,) if edges is None else edges.shape, call.sums, keys)
+    features, scores = (call.queries, keys, values), (att, edges)
+    dtypes = *(call.dtype,) * 3, *(call.sums,) * 2
+    pairs = zip((*features, *scores), dtypes, strict=True)
+    made = [make((0,) if a is None else a.shape, dtype, keys) for a, dtype in pairs]
+    dqueries, dkeys, dvalues, datt, dedges = made
     if some:
         if statistics is None:
-            out, statistics = _forward(A, call, train=True)
+            out, statistics = _forward(A, call)
         if T is None and isinstance(A, CSR):
             T, perm = transposed(A)
         with m.on_device(keys):
             grad = m.contiguous(grad)
             read = {"grad": grad, "stats": _stats(call, out, grad, statistics)}
-            both = {"out": dkeys} if call.values is None else {"out": dvalues, "other": dkeys}
+            both = {"out": dkeys} if values is None else {"out": dvalues, "other": dkeys}
             _run(T, call, Work(SOURCES, **both, **read, perm=perm))
             of_blocks = None
             if att is not None:
@@ -291,20 +291,13 @@ def _bytes_of_cut_rows(
 ) -> int:
     """Count the bytes for sums of rows that thread blocks share; 0 unless a row is very long."""
     n_cuts = max([block.structure.n_cuts for block in blocks])
-    if not n_cuts:
-        return 0
     of_lane = (2 if shape.packs else work.arrays) * shape.values + 2
     values = call.heads * shape.slices * shape.lanes * of_lane
     return 2 * n_cuts * values * ITEMSIZE[call.sums]
 
 
 def _cut_rows(
-    S: Structure,
-    call: Call,
-    work: Work,
-    shape: RowShape,
-    attention: tuple[Any, ...],
-    carry: int,
+    S: Structure, call: Call, work: Work, shape: RowShape, attention: tuple[Any, ...], carry: int
 ) -> None:
     """Finish the rows that thread blocks share, from the sums that each has left in ``carry``."""
     layout, types = f"2P{LAYOUTS[call.dtype]}P6i", (call.dtype, S.index_dtype)

@@ -329,14 +329,15 @@ class Call(NamedTuple):
     loops: bool
 
 
-def _call_of(given: PairwiseArguments) -> Call:
-    keys, kind = given.keys, np.dtype(sums_dtype(given.keys)).type
-    terms = values_of(given.att, keys).reshape(-1), values_of(given.edges, keys).reshape(-1)
-    factors = narrow(kind, given.slope), narrow(kind, given.scale)
+def _call_of(args: PairwiseArguments) -> Call:
+    """Read the arguments as loops take them."""
+    keys, kind = args.keys, np.dtype(sums_dtype(args.keys)).type
+    terms = values_of(args.att, keys).reshape(-1), values_of(args.edges, keys).reshape(-1)
+    factors = narrow(kind, args.slope), narrow(kind, args.scale)
     scoring = Scoring(*heads_and_feat(keys), *terms, *factors)
-    q, k = _read(given.queries), _read(keys)
-    v = k if given.values is None else _read(given.values)
-    return Call(q, k, v, scoring, dropping_of(given.dropout, given.seed, kind), given.loops)
+    q, k = _read(args.queries), _read(keys)
+    v = k if args.values is None else _read(args.values)
+    return Call(q, k, v, scoring, dropping_of(args.dropout, args.seed, kind), args.loops)
 
 
 def _read(a: Array) -> Array:
@@ -346,72 +347,60 @@ def _read(a: Array) -> Array:
 
 
 def pairwise(A: CSR, *arguments: Any, out: Array | None = None) -> Array:
-    """Compute ``O[i, h] = sum of M[e, h] P[e, h] V[j, h]`` over the entries of row i.
-
-    The others are ``PairwiseArguments``, here and in the gradients.
-    """
-    given = PairwiseArguments(*arguments)
-    out = _result(A, given) if out is None else out
-    call = _call_of(given)
-    return _forward(A, call, out, np.empty(0, call.keys.dtype))
+    """Compute ``O[i, h] = sum of M[e, h] P[e, h] V[j, h]``, of ``PairwiseArguments``."""
+    return _forward(A, PairwiseArguments(*arguments), out, train=False)[0]
 
 
 def pairwise_with_statistics(A: CSR, *arguments: Any) -> tuple[Array, Array]:
     """Compute ``pairwise``, and what backward reads of each row and head."""
-    given = PairwiseArguments(*arguments)
-    return _forward_with_statistics(A, _call_of(given), _result(A, given))
+    return _forward(A, PairwiseArguments(*arguments))
 
 
-def _result(A: CSR, given: PairwiseArguments) -> Array:
-    return np.empty((A.n_rows, *given.keys.shape[1:]), given.keys.dtype)
-
-
-def _forward_with_statistics(A: CSR, call: Call, out: Array) -> tuple[Array, Array]:
-    statistics = np.zeros((A.n_rows, call.scoring.heads, 2), call.keys.dtype)
-    return _forward(A, call, out, statistics), statistics
-
-
-def _forward(A: CSR, call: Call, out: Array, statistics: Array) -> Array:
+def _forward(
+    A: CSR, args: PairwiseArguments, out: Array | None = None, *, train: bool = True
+) -> tuple[Array, Array]:
+    """Compute the product, and with ``train`` the statistics."""
+    call, keys = _call_of(args), args.keys
+    if out is None:
+        out = np.empty((A.n_rows, *keys.shape[1:]), keys.dtype)
+    shape = (A.n_rows, call.scoring.heads, 2) if train else 0
+    statistics = np.zeros(shape, call.keys.dtype)
     if out.size:
         rows = Rows(A.indptr, A.indices, np.empty(0, A.indices.dtype))
         with writing(out) as (result, pieces):
             forward(rows, *call, result.reshape(-1), statistics.reshape(-1), pieces)
-    return out
+    return out, statistics
 
 
 def pairwise_backward(
-    A: CSR, T: CSR | None, perm: Any, grad: Array, out: Array | None, statistics: Any,
-    of_edges: bool, *arguments: Any,
+    A: CSR, T: CSR | None, perm: Array | None, grad: Array, out: Array | None,
+    statistics: Array | None, of_edges: bool, *arguments: Any,
 ) -> tuple[Array, ...]:  # fmt: skip
     """Compute gradients of queries, keys, values, ``att`` and edges, as on a GPU."""
-    given = PairwiseArguments(*arguments)
-    call, keys_are_values = _call_of(given), given.values is None
-    sums, make = call.keys.dtype, np.empty if grad.size else np.zeros
-    features = given.queries, given.keys, given.values
-    dqueries, dkeys, dvalues = (make(shape_of(a), sums) for a in features)
-    datt = np.zeros(shape_of(given.att), sums)
-    dedges = np.zeros(shape_of(given.edges, of_edges), sums)  # 0 at stored loops that are left out
+    args = PairwiseArguments(*arguments)
+    call, keys_are_values = _call_of(args), args.values is None
+    sums, make, dtype = call.keys.dtype, np.empty if grad.size else np.zeros, args.keys.dtype
+    dqueries, dkeys, dvalues = (make(shape_of(a), sums) for a in args[:3])
+    datt = np.zeros(shape_of(args.att), sums)
+    dedges = np.zeros(shape_of(args.edges, of_edges), sums)  # 0 at stored loops that are left out
     if grad.size:
         if out is None:
-            out, statistics = _forward_with_statistics(A, call, np.empty(grad.shape, sums))
+            out, statistics = _forward(A, args, np.empty(grad.shape, sums))
         if T is None:
             T, perm = transposed(A)
         none, of_pieces = np.empty(0, sums), np.zeros((PIECES, datt.size), sums)
         of_rows = RowSums(statistics.reshape(-1), np.empty(statistics.size // 2, sums))
         targets, sources = End(call.queries, _read(grad)), End(call.keys, call.values)
         shared = call.scoring, call.dropping, call.loops
-        of_targets = Gradients(
-            dqueries.reshape(-1), _read(out), of_pieces.reshape(-1), dedges.reshape(-1)
-        )
+        flat = dqueries.reshape(-1), _read(out), of_pieces.reshape(-1), dedges.reshape(-1)
         weighed = dkeys if keys_are_values else dvalues
         of_sources = Gradients(dkeys.reshape(-1), weighed.reshape(-1), none, none)
         rows = Rows(A.indptr, A.indices, np.empty(0, perm.dtype))
         columns = Rows(T.indptr, T.indices, perm)
         with writing(none):
-            backward(rows, targets, sources, *shared, False, of_rows, of_targets, PIECES)
+            backward(rows, targets, sources, *shared, False, of_rows, Gradients(*flat), PIECES)
             backward(columns, sources, targets, *shared, True, of_rows, of_sources, PIECES)
-        datt = datt if given.att is None else of_pieces.sum(axis=0).reshape(datt.shape)
+        datt = datt if args.att is None else of_pieces.sum(axis=0).reshape(datt.shape)
     with np.errstate(over="ignore", under="ignore"):
-        dtype = given.keys.dtype
         narrowed = (d.astype(dtype, copy=False) for d in (dqueries, dkeys, dvalues))
         return *narrowed, datt, dedges
