@@ -127,7 +127,7 @@ def _gat_row(
     facts |= {"functions": (name,), "entries": ("edges",)} if facts.get("converts", True) else {}
     facts |= {} if gathered is None else {"rounds": rounds, "price": price}
     launcher = getattr(gat, name)
-    return _row(name, arguments, results, launcher, "gat.cpu", kernels=(of_numpy,), **facts)
+    return _row(name, arguments, results, launcher, "gat.loops", kernels=(of_numpy,), **facts)
 
 
 def _sizes(bias: Array, h: Array, *_: Any) -> tuple[int, int]:

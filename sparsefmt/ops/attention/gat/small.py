@@ -150,7 +150,7 @@ def _with_scores(h: Array, source: Array, target: Array, *more: Any) -> GatArgum
     h = h.reshape(len(h), *heads_of(source))
     scores = _gat_scores
     if small.reasons_against(2 * h.size):
-        from .cpu import gat_scores as scores
+        from .loops import gat_scores as scores
     return GatArguments(h, *scores(h, source, target), *more)
 
 
