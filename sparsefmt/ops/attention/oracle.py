@@ -180,8 +180,8 @@ def attend_oracle(
 
 
 def attend_bound(
-    A: Format, queries: Array, keys: Array, values: Array | None = None,
-    att: Array | None = None, *, factor: float = 2.0, **options: Any,
+    A: Format, queries: Array, keys: Array, values: Array | None = None, att: Array | None = None,
+    *, factor: float = 2.0, **options: Any,
 ) -> Array:  # fmt: skip
     """Return how far it may lie from the oracle, as ``gat_bound``, in the dtype of the keys."""
     error = _result_error(_pair_weights(A, queries, keys, values, att, **options))
@@ -291,7 +291,8 @@ def _gat_weights(
     values = left[:, :, None][col] if H is None else _headed(H)[col]
     steeper, by = abs(1 - negative_slope), slopes[:, :, None]
     flipped = (np.abs(z) <= 2 * eps * size)[:, :, None] * steeper
-    return Weights(*weights, values, precision_of(like.dtype), by, by, by, by, flipped, steeper)
+    of_scores = values, precision_of(like.dtype), by, by, by, by, flipped, steeper
+    return Weights(*(*weights, *of_scores))
 
 
 def _pair_weights(
@@ -320,7 +321,7 @@ def _pair_weights(
     off = (feat + _STEPS) * eps * (sizes.sum(axis=2) + np.abs(own))
     weights = _weights(A, entries, terms.sum(axis=2) + own, off, precision, dropout, seed)
     weighed = _headed(keys if values is None else values)[col]
-    return Weights(*weights, weighed, precision_of(keys.dtype), *derivatives, steeper)
+    return Weights(*(*weights, weighed, precision_of(keys.dtype), *derivatives, steeper))
 
 
 def _entries(A: Format, self_loops: bool) -> tuple[Array, Array, Array]:

@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 from ...formats.arrays import Array
+from ...formats.compressed import CSR
 from ..engine.call import convert_to_csr
 from ..engine.structure import Structure
 from ..engine.table import Arg, Kernel, Op, Price, deferred, unchecked
@@ -110,7 +111,7 @@ def _gat_row(
     over the transpose too, where entries read three numbers more of each head.
     """
 
-    def refuses(A: Structure, *args: Any, **_: Any) -> list[str]:
+    def refuses(A: CSR, *args: Any, **_: Any) -> list[str]:
         return small.reasons_against(A, *sizes(*args))
 
     def rounds(A: Structure, *args: Any, precision: str | None = None, **_: Any) -> list[str]:
@@ -138,7 +139,8 @@ def _sizes_of_vectors(h: Array, source: Array, *_: Any) -> tuple[int, int]:
     return heads_of(source)
 
 
-_NARROWED, _OWN = {"narrowed": ("bias", "h")}, {"converts": False}
+_NARROWED: dict[str, Any] = {"narrowed": ("bias", "h")}
+_OWN: dict[str, Any] = {"converts": False}
 _OF_GRADIENTS: dict[str, Any] = {"gathered": 2, "structures": 2}
 _NARROWED_OF_VECTORS: dict[str, Any] = {"narrowed": ("h", "source", "target", "bias"), **_OWN}
 GAT = _gat_row("gat", (_BIAS, *_GAT), _result, _sizes, 1, **_NARROWED)
@@ -230,10 +232,10 @@ def _pairwise_row(
     additive: bool = False, **facts: Any,
 ) -> Op:  # fmt: skip
     """Make a row; its arguments begin with what is saved for gradients."""
-    features = ("queries", "keys", "values")
-    facts = {"narrowed": features, "entries": ("edges",), "price": _pairwise_price} | facts
+    facts.setdefault("narrowed", ("queries", "keys", "values"))
+    facts.setdefault("price", _pairwise_price)
     args = *saved, *_pairs(additive=additive)
-    return _row(name, args, results, launcher, "pairwise.loops", **facts)
+    return _row(name, args, results, launcher, "pairwise.loops", entries=("edges",), **facts)
 
 
 def _pairwise_gradients_row(name: str, **facts: Any) -> Op:

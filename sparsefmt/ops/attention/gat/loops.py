@@ -3,7 +3,7 @@
 Sums are split by the sign of the score, as in ``gat.cu``: gradients of scores are linear in both.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numba
 import numpy as np
@@ -26,10 +26,12 @@ from ...engine.lanes import (
 )
 from ...engine.loops import AHEAD, MIDDLE, NARROW, dot, inlined, parallel, rows_of
 from ...engine.structure import transposed
-from ..score import Forward, GatArguments, heads_and_feat, shape_of
+from ..score import Dropping, Forward, GatArguments, heads_and_feat, shape_of
 from . import small
-from .small import Dropping, Twin, dropping_of, narrow, rounded, type_of_sums
+from .small import Twin, dropping_of, narrow, rounded, type_of_sums
 
+#: A place or a number of an entry.
+Index: TypeAlias = int | np.signedinteger[Any]
 #: Rows of a share of the sums of vectors' gradients, at least, and shares at most.
 _ROWS, _MOST_SHARES = 1024, 64
 
@@ -63,14 +65,14 @@ philox = inlined(small.philox)
 
 
 @inlined
-def stays(dropping: Any, number: Any, h: Any) -> Any:
+def stays(dropping: Dropping, number: Index, h: int) -> Any:
     """Return True if the entry of that number stays in head ``h``."""
     below = dropping.below
     return below == 0 or philox(dropping.seed, number, h) >= below
 
 
 @inlined
-def _sum_of(left: Any, right: Any, more: Any, at: Any) -> Any:
+def _sum_of(left: float, right: float, more: Array, at: Index) -> Any:
     z = left + right
     if len(more):
         z += more[at]
@@ -79,8 +81,8 @@ def _sum_of(left: Any, right: Any, more: Any, at: Any) -> Any:
 
 @inlined
 def _row_scores(
-    row: Any, start: Any, i: Any, h: Any, scores: Any, heads: Any, slope: Any, loops: Any,
-    weights: Any, signs: Any,
+    row: Array, start: Index, i: Index, h: int, scores: Scores, heads: int, slope: float,
+    loops: bool, weights: Array, signs: Array,
 ) -> Any:  # fmt: skip
     """Write the scores of a row's entries and their signs; return their number and the largest.
 
@@ -106,7 +108,7 @@ def _row_scores(
 
 
 @inlined
-def _powers(weights: Any, signs: Any, size: Any, top: Any) -> Any:
+def _powers(weights: Array, signs: Array, size: int, top: float) -> Any:
     """``exp(s - top)`` with the sign of s, in place; their sum, and that of the positive ones."""
     zero = lanes(weights, NARROW, 0)
     step, nothing = width_of(zero), lanes(weights, NARROW, -np.inf)
@@ -125,14 +127,14 @@ def _powers(weights: Any, signs: Any, size: Any, top: Any) -> Any:
 
 
 @inlined
-def _add(sums: Any, weight: Any, run: Any) -> Any:
+def _add(sums: tuple[Any, Any], weight: float, run: Any) -> Any:
     """Compute ``weight * run``, to the sum of positive weights or to that of negative ones."""
     plus, minus = sums
     return add_product(plus, max(weight, 0), run), add_product(minus, max(-weight, 0), run)
 
 
 @inlined
-def _sums(X: Any, ldx: Any, at: Any, row: Any, own: Any, weights: Any, count: Any) -> Any:
+def _sums(X: Array, ldx: int, at: Index, row: Array, own: int, weights: Array, count: int) -> Any:
     """Sum ``X`` over the entries of a row, those of positive and of negative weights apart.
 
     ``own`` is where the virtual loop leads, -1 where there is none.
@@ -148,7 +150,14 @@ def _sums(X: Any, ldx: Any, at: Any, row: Any, own: Any, weights: Any, count: An
 
 @inlined
 def _drop(
-    dropping: Any, perm: Any, start: Any, stored: Any, loop: Any, size: Any, h: Any, weights: Any
+    dropping: Dropping,
+    perm: Array,
+    start: Index,
+    stored: int,
+    loop: Index,
+    size: int,
+    h: int,
+    weights: Array,
 ) -> None:
     """Set the weights of a row's entries that are dropped to 0.
 
@@ -164,8 +173,8 @@ def _drop(
 
 @parallel
 def forward(
-    indptr: Any, indices: Any, H: Any, scores: Any, sizes: Any, dropping: Any, slope: Any,
-    loops: Any, out: Any, plus: Any, stats: Any, attention: Any, pieces: Any,
+    indptr: Array, indices: Array, H: Array, scores: Scores, sizes: Sizes, dropping: Dropping,
+    slope: float, loops: bool, out: Array, plus: Array, stats: Array, attention: Array, pieces: int,
 ) -> None:  # fmt: skip
     """Compute ``O[i, h] = sum of M[e, h] P[e, h] H[j, h]``, and what is asked for besides.
 
@@ -208,8 +217,8 @@ def forward(
 
 @inlined
 def _source_scores(
-    row: Any, perm: Any, start: Any, j: Any, h: Any, scores: Any, heads: Any, slope: Any,
-    loops: Any, stats: Any, work: Any,
+    row: Array, perm: Array, start: Index, j: Index, h: int, scores: Scores, heads: int,
+    slope: float, loops: bool, stats: Array, work: tuple[Array, Array, Array],
 ) -> Any:  # fmt: skip
     """Write each score of a source's entries less the largest of the target's, into ``work``.
 
@@ -219,6 +228,7 @@ def _source_scores(
     er, edges, (weights, signs, shares) = scores.targets, scores.edges, work
     left, size = scores.sources[j * heads + h], len(row)
     one = er.dtype.type(1)
+    item: Index
     for k in range(size):
         item = np.int64(row[k]) * heads + h
         z = left + er[item]
@@ -242,7 +252,7 @@ def _source_scores(
 
 
 @inlined
-def _source_weights(work: Any, size: Any) -> Any:
+def _source_weights(work: tuple[Array, Array, Array], size: int) -> Any:
     """Put P with the sign of the score in place of the score; return ``sum of leaky'(z) P D``."""
     weights, signs, shares = work
     zero, nothing = lanes(weights, NARROW, 0), lanes(weights, NARROW, -np.inf)
@@ -257,8 +267,8 @@ def _source_weights(work: Any, size: Any) -> Any:
 
 @parallel
 def backward(
-    T: Any, grad: Any, H: Any, scores: Any, sizes: Any, dropping: Any, slope: Any, loops: Any,
-    stats: Any, out: Any, d_el: Any, pieces: Any,
+    T: Rows, grad: Array, H: Array, scores: Scores, sizes: Sizes, dropping: Dropping, slope: float,
+    loops: bool, stats: Array, out: Array, d_el: Array, pieces: int,
 ) -> None:  # fmt: skip
     """Over the transposed structure ``dH[j, h] = sum of M P[e, h] dO[i, h]``; the gradient of el.
 
@@ -296,8 +306,8 @@ def backward(
 
 @parallel
 def statistics(
-    out: Any, plus: Any, grad: Any, forward: Any, slope: Any, feat: Any, stats: Any, d_er: Any,
-    pieces: Any,
+    out: Array, plus: Array, grad: Array, forward: Array, slope: float, feat: int, stats: Array,
+    d_er: Array, pieces: int,
 ) -> None:  # fmt: skip
     """Write the largest score, 1 by the sum and <dO, out> of each row and head, and ``d_er``."""
     for piece in numba.prange(pieces):
@@ -312,8 +322,8 @@ def statistics(
 
 @inlined
 def _score_gradient(
-    z: Any, grad: Any, H: Any, target: Any, source: Any, feat: Any, slope: Any, factor: Any,
-    stats: Any,
+    z: float, grad: Array, H: Array, target: int, source: int, feat: int, slope: float,
+    factor: float, stats: Array,
 ) -> Any:  # fmt: skip
     """Compute ``leaky'(z) P (M <dO, H> - D)`` of one entry and head; M is the ``factor``."""
     p = np.exp((z if z > 0 else slope * z) - stats[3 * target]) * stats[3 * target + 1]
@@ -324,8 +334,9 @@ def _score_gradient(
 
 @parallel
 def edge_gradient(
-    indptr: Any, indices: Any, grad: Any, H: Any, scores: Any, sizes: Any, dropping: Any,
-    slope: Any, loops: Any, stats: Any, out: Any, own: Any, pieces: Any,
+    indptr: Array, indices: Array, grad: Array, H: Array, scores: Scores, sizes: Sizes,
+    dropping: Dropping, slope: float, loops: bool, stats: Array, out: Array, own: Array,
+    pieces: int,
 ) -> None:  # fmt: skip
     """Write the gradients of the scores of entries, 0 at stored loops that are left out.
 
@@ -359,7 +370,7 @@ def edge_gradient(
 
 @parallel
 def scores_of_vectors(
-    H: Any, source: Any, target: Any, heads: Any, feat: Any, el: Any, er: Any, pieces: Any
+    H: Array, source: Array, target: Array, heads: int, feat: int, el: Array, er: Array, pieces: int
 ) -> None:
     """Compute ``el = <H, source>`` and ``er = <H, target>`` of each row and head."""
     for piece in numba.prange(pieces):
@@ -371,7 +382,8 @@ def scores_of_vectors(
 
 @parallel
 def through_scores(
-    H: Any, scores: Any, vectors: Any, heads: Any, feat: Any, dH: Any, sums: Any, pieces: Any
+    H: Array, scores: tuple[Array, Array], vectors: tuple[Array, Array], heads: int, feat: int,
+    dH: Array, sums: Array, pieces: int
 ) -> None:  # fmt: skip
     """Add to ``dH`` what both ``scores``, of which these are gradients, add to it.
 
@@ -471,14 +483,15 @@ def gat_scores(h: Array, source: Array, target: Array) -> tuple[Array, Array]:
 def _through_scores(
     h: Array, dh: Array, d_el: Array, d_er: Array, source: Array, target: Array
 ) -> tuple[Array, Array]:
+    """Add to ``dh`` what scores add to it; compute the gradients of both vectors."""
     scores, vectors = (packed(d_el), packed(d_er)), (packed(source), packed(target))
     shares = min(-(-len(h) // _ROWS), _MOST_SHARES)  # whatever the number of threads
-    sums, found = np.zeros((shares, 2, *source.shape), d_el.dtype), packed(dh)
+    sums, result = np.zeros((shares, 2, *source.shape), d_el.dtype), packed(dh)
     if h.size:
-        of_rows = *heads_and_feat(h), found, sums.reshape(-1), shares
+        of_rows = *heads_and_feat(h), result, sums.reshape(-1), shares
         with writing(dh):
             through_scores(packed(h), scores, vectors, *of_rows)
-    return rounded(found.reshape(h.shape), h), sums.sum(0)
+    return rounded(result.reshape(h.shape), h), sums.sum(0)
 
 
 def _shared(A: CSR, args: GatArguments) -> tuple[Scores, Sizes, Dropping, Any]:

@@ -8,7 +8,7 @@ replay.  With ``loops`` stored entries (i, i) are left out and each row has one 
 its own, whose edge score is 0.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, product
 from math import prod
@@ -22,9 +22,9 @@ from ...engine.jit import Launch
 from ...engine.launch import ITEMSIZE, row_bytes
 from ...engine.memory import Memory, memory_of
 from ...engine.structure import Structure, exact, structure_of, transposed
-from ..gat.cuda import Dropout, dropout_of, zero
+from ..gat.cuda import dropping_of, zero
 from ..gat.launches import TEAM_BYTES
-from ..score import PairwiseArguments, heads_and_feat, sums_dtype
+from ..score import Dropping, PairwiseArguments, heads_and_feat, sums_dtype
 from . import column_blocks
 from .column_blocks import ColumnBlock, blocks_of
 
@@ -66,18 +66,6 @@ class Variant(NamedTuple):
     keys_are_values: bool
 
 
-class LaunchShape(NamedTuple):
-    """How rows are launched, whatever the addresses."""
-
-    shape: RowShape
-    file: str
-    kernel: str
-    layout: str
-    constants: tuple[int, ...]
-    teams: int  #: slices of all teams of heads
-    row_bytes: int
-
-
 class Call(NamedTuple):
     """What all launches of a call read: arrays as kernels take them, and numbers."""
 
@@ -91,7 +79,7 @@ class Call(NamedTuple):
     values: Any  #: None where the keys are the values
     att: Any  #: None where scores are dot products
     edges: Any
-    dropped: Dropout
+    dropped: Dropping
     slope: float
     scale: float
     loops: bool
@@ -123,7 +111,7 @@ def _call_of(arguments: tuple[Any, ...]) -> Call:
     features = m.contiguous(args.queries), m.contiguous(keys), m.contiguous(args.values)
     scores = m.factors(args.att), m.factors(args.edges)
     sizes = m.dtype(keys), sums_dtype(keys), *heads_and_feat(keys)
-    dropped = dropout_of(m, args.dropout, args.seed)
+    dropped = dropping_of(m, args.dropout, args.seed)
     return Call(m, *sizes, *features, *scores, dropped, args.slope, args.scale, args.loops)
 
 
@@ -161,15 +149,14 @@ def _forward(
 
 
 def pairwise_backward(
-    A: CSR | Structure, T: Any, perm: Any, grad: Any, out: Any, statistics: Any,
-    of_edges: bool, *arguments: Any,
+    A: CSR | Structure, T: Any, perm: Array | None, grad: Array, out: Array | None,
+    statistics: Array | None, of_edges: bool, *arguments: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Launch gradients of queries, keys, values, ``att`` and edges, from that of the result.
 
-    ``T`` is the transpose, and ``perm[e]`` the number that its entry e has in CSR order, by which
-    it is dropped and finds its edge score.  What is None of the transpose and of forward's results
-    is made anew.  Without ``values`` the keys have both gradients.  Gradients of what is not given
-    are empty, also those of the edges unless ``of_edges``.
+    What is None of the transpose ``T``, the numbers ``perm`` of its entries in CSR order, and
+    forward's results is made anew.  Without ``values`` the keys have both gradients.  Those of
+    what is not given are empty, also those of the edges unless ``of_edges``.
     """
     call = _call_of(arguments)
     m, keys, edges = call.m, call.keys, call.edges if of_edges else None
@@ -200,7 +187,7 @@ def pairwise_backward(
     return dqueries, dkeys, dvalues, datt, dedges
 
 
-def _stats(call: Call, out: Any, grad: Any, statistics: Any) -> Any:
+def _stats(call: Call, out: Array, grad: Array, statistics: Array) -> Any:
     """Launch what entries read of each row and head in backward: (n_rows, heads, 4).
 
     What forward wrote into ``statistics``, ``D = <dO, O>``, and 0.
@@ -235,10 +222,8 @@ def _run(A: CSR | Structure, call: Call, work: Work) -> None:
     of_entries = (work.perm, call.edges, work.dedges) if S.nnz else (None, None, None)
     perm, edges, dedges = m.pointers(*of_entries)
     sizes = call.dtype, call.heads, call.feat, alignment
-    how, count, whole = S.once(
-        _pass, *sizes, direction, kind, keys_are_values, numbered or call.loops
-    )
-    shape, stream = how.shape, m.stream(call.keys)
+    variant, stream = Variant(direction, kind, keys_are_values), m.stream(call.keys)
+    shape, count, ready, launch_all = S.once(_pass, *sizes, variant, numbered or call.loops)
     blocks = blocks_of(A, count, stream) if count > 1 else ()
     workspace, places = None, [0] * 5  # two to pass on, two parts of results, and the borders'
     if blocks or S.n_cuts:
@@ -262,7 +247,7 @@ def _run(A: CSR | Structure, call: Call, work: Work) -> None:
             *(*numbers, call.heads, call.feat),
             *(int(call.loops), int(summed), int(step > 0), int(not last)),
         )
-        launch = whole if block.structure is S else _ready(S, block, call.dtype, how)
+        launch = launch_all if block.structure is S else ready(S, block)
         moves = () if shape.packs else (S.indptr, block.moves)
         launch(stream, perm if numbered else 0, *moves, *attention, carry)
         if block.structure.n_cuts:
@@ -270,28 +255,25 @@ def _run(A: CSR | Structure, call: Call, work: Work) -> None:
 
 
 def _pass(
-    S: Structure, dtype: str, heads: int, feat: int, alignment: int, direction: int, kind: int,
-    keys_are_values: bool, extra: bool,
-) -> tuple[LaunchShape, int, Launch]:  # fmt: skip
-    """Decide a pass: its shape, in how many blocks of columns, and the launch over all of them."""
-    types, variant = (dtype, S.index_dtype), Variant(direction, kind, keys_are_values)
-    shape = launch_shape(types, heads, feat, alignment, variant, extra)
-    count = 1 if shape.shape.packs else _count_blocks(S, dtype, heads, feat, variant)
-    return shape, count, _ready(S, ColumnBlock(S), dtype, shape)
+    S: Structure, dtype: str, heads: int, feat: int, alignment: int, variant: Variant, extra: bool
+) -> tuple[RowShape, int, Callable[[Structure, ColumnBlock], Launch], Launch]:
+    """Decide a pass: its shape, how many blocks of columns, what readies one, and all at once."""
+    types = dtype, S.index_dtype
+    shape = row_shape(*types, heads, feat, alignment)
+    name, constants = instantiation(types, shape, variant, extra=extra)
+    before, behind = ("5P", "PqII") if shape.packs else ("7P", "P2qII")
+    layout, teams = f"{before}{LAYOUTS[dtype]}{behind}", heads // shape.mates * shape.slices
+    kernel = jit.load(FILES[name], f"{name}_rows", layout, types, constants)
+    stride = row_bytes(heads * feat, dtype)
 
+    def ready(S: Structure, block: ColumnBlock) -> Launch:
+        B, indices = block.structure, S.indices if S.nnz else S.indptr  # it has to exist
+        arrays = B.indptr, indices, B.start, B.slot
+        counts = *((S.nnz,) if shape.packs else (B.nnz, S.nnz)), stride, B.blocks
+        return kernel.ready(B.blocks * teams, arrays, counts, threads=THREADS)
 
-def _ready(S: Structure, block: ColumnBlock, dtype: str, shape: LaunchShape) -> Launch:
-    """Prepare the launch over the entries of one block of columns, or all."""
-    B, types = block.structure, (dtype, S.index_dtype)
-    kernel = jit.load(shape.file, shape.kernel, shape.layout, types, shape.constants)
-    counts = (S.nnz,) if shape.shape.packs else (B.nnz, S.nnz)
-    indices = S.indices if S.nnz else S.indptr  # it has to exist
-    return kernel.ready(
-        B.blocks * shape.teams,
-        (B.indptr, indices, B.start, B.slot),
-        (*counts, shape.row_bytes, B.blocks),
-        threads=THREADS,
-    )
+    count = 1 if shape.packs else _count_blocks(S, dtype, heads, feat, variant)
+    return shape, count, ready, ready(S, ColumnBlock(S))
 
 
 def _count_blocks(S: Structure, dtype: str, heads: int, feat: int, variant: Variant) -> int:
@@ -343,19 +325,6 @@ def _cut_rows(
 
 
 # How rows are read
-
-
-@lru_cache(maxsize=4096)
-def launch_shape(
-    types: tuple[str, str], heads: int, feat: int, alignment: int, variant: Variant, extra: bool
-) -> LaunchShape:
-    """Look up the shape of such a launch; ``alignment`` has the lowest 4 bits of all addresses."""
-    shape = row_shape(*types, heads, feat, alignment)
-    name, constants = instantiation(types, shape, variant, extra=extra)
-    before, behind = ("5P", "PqII") if shape.packs else ("7P", "P2qII")
-    layout, teams = f"{before}{LAYOUTS[types[0]]}{behind}", heads // shape.mates * shape.slices
-    stride = row_bytes(heads * feat, types[0])
-    return LaunchShape(shape, FILES[name], f"{name}_rows", layout, constants, teams, stride)
 
 
 def packs(dtype: str, vector: int) -> int:
