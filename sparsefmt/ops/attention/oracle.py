@@ -367,10 +367,10 @@ def _weights(
     with np.errstate(invalid="ignore", divide="ignore"):
         far = top[row] - s
         powers = np.exp(-far)
-        whole = _summed(row, n_rows, powers)
-        P = powers / whole[row]
+        total = _summed(row, n_rows, powers)
+        P = powers / total[row]
         weighed = np.where(P > 0, P * far, 0)
-        logarithm = np.abs(top) + np.log(whole)
+        logarithm = np.abs(top) + np.log(total)
         steps = P * (degrees[row][:, None] + _STEPS) + weighed
         steps += P * _summed(row, n_rows, weighed)[row]
         later = steps + weighed + P * 2 * logarithm[row]

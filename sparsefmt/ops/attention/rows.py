@@ -132,10 +132,12 @@ def _gat_row(
 
 
 def _sizes(bias: Array, h: Array, *_: Any) -> tuple[int, int]:
+    """Return heads and features."""
     return heads_and_feat(h)
 
 
 def _sizes_of_vectors(h: Array, source: Array, *_: Any) -> tuple[int, int]:
+    """Return heads and features, as vectors have them."""
     return heads_of(source)
 
 

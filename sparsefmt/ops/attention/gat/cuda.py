@@ -240,6 +240,7 @@ def _prepare_vectors(
 
 
 def _prepare_training(S: Structure, m: Memory, *args: Any, **options: Any) -> Callable[..., Any]:
+    """Prepare it with what the gradient needs."""
     return _prepare_vectors(S, m, *args, train=True, **options)
 
 
@@ -284,7 +285,7 @@ def _prepare_backward(
 ) -> Callable[..., Any]:  # fmt: skip
     """Prepare gradients of ``h``, ``source, target, bias`` in one, ``loop_edges``, ``edges``.
 
-    They take what ``gat_of_vectors_with_statistics`` has kept.
+    They take what ``gat_of_vectors_with_statistics`` has saved.
     """
     h, source, target, bias, edges, loop_edges, *_ = args
     (heads, feat), dtype, sums, device = heads_of(source), m.dtype(h), sums_dtype(h), m.device(h)

@@ -53,12 +53,16 @@ class Scores(NamedTuple):
     loops: Any  #: of the virtual loops
 
 
-class Sizes(NamedTuple):
-    """Heads, features of each, and entries of the longest row, a virtual loop included."""
+class Case(NamedTuple):
+    """What all loops over rows read: terms of scores, sizes, and how entries are dropped."""
 
+    scores: Scores
     heads: int
     feat: int
-    longest: int
+    longest: int  #: entries of the longest row, a virtual loop included
+    dropping: Dropping
+    slope: Any
+    loops: bool  #: whether each row has a virtual one
 
 
 philox = inlined(small.philox)
@@ -73,6 +77,7 @@ def stays(dropping: Dropping, number: Index, h: int) -> Any:
 
 @inlined
 def _sum_of(left: float, right: float, more: Array, at: Index) -> Any:
+    """Add the scores of both ends and, where there are any, one more."""
     z = left + right
     if len(more):
         z += more[at]
@@ -84,10 +89,7 @@ def _row_scores(
     row: Array, start: Index, i: Index, h: int, scores: Scores, heads: int, slope: float,
     loops: bool, weights: Array, signs: Array,
 ) -> Any:  # fmt: skip
-    """Write the scores of a row's entries and their signs; return their number and the largest.
-
-    With ``loops`` a virtual one comes last, and stored ones have the score -inf.
-    """
+    """Write scores of a row's entries, a virtual loop last; return their number and largest."""
     el, edges = scores.sources, scores.edges
     right, top = scores.targets[i * heads + h], el.dtype.type(-np.inf)
     size = len(row)
@@ -109,7 +111,7 @@ def _row_scores(
 
 @inlined
 def _powers(weights: Array, signs: Array, size: int, top: float) -> Any:
-    """``exp(s - top)`` with the sign of s, in place; their sum, and that of the positive ones."""
+    """Compute ``exp(s - top)`` with the sign of s, in place; return their sum, and the positive's."""
     zero = lanes(weights, NARROW, 0)
     step, nothing = width_of(zero), lanes(weights, NARROW, -np.inf)
     tops, sums, positive = lanes_beside(zero, weights, top), zero, zero
@@ -121,24 +123,21 @@ def _powers(weights: Array, signs: Array, size: int, top: float) -> Any:
         signed = load(zero, weights, k, count)
         sums = add_product(sums, sign, signed)
         positive = add_product(positive, 1, signed)
-    whole = total(sums)
+    denominator = total(sums)
     # What is left of the signed sum: positive less negative.
-    return whole, (whole + total(positive)) / 2
+    return denominator, (denominator + total(positive)) / 2
 
 
 @inlined
 def _add(sums: tuple[Any, Any], weight: float, run: Any) -> Any:
-    """Compute ``weight * run``, to the sum of positive weights or to that of negative ones."""
+    """Add ``weight * run`` to the sum of positive weights or to that of negative ones."""
     plus, minus = sums
     return add_product(plus, max(weight, 0), run), add_product(minus, max(-weight, 0), run)
 
 
 @inlined
 def _sums(X: Array, ldx: int, at: Index, row: Array, own: int, weights: Array, count: int) -> Any:
-    """Sum ``X`` over the entries of a row, those of positive and of negative weights apart.
-
-    ``own`` is where the virtual loop leads, -1 where there is none.
-    """
+    """Sum ``X`` over a row's entries, by their weights' signs; ``own`` is the loop's, or -1."""
     zero = lanes(X, MIDDLE, 0)
     sums = zero, zero
     for k in range(len(row)):
@@ -159,10 +158,7 @@ def _drop(
     h: int,
     weights: Array,
 ) -> None:
-    """Set the weights of a row's entries that are dropped to 0.
-
-    ``perm`` numbers the stored ones, if it is not empty, and ``loop`` the virtual one.
-    """
+    """Set weights of dropped entries to 0; ``perm``, if any, numbers stored ones."""
     for k in range(stored):
         number = np.int64(perm[start + k]) if len(perm) else start + k
         if not stays(dropping, number, h):
@@ -173,8 +169,8 @@ def _drop(
 
 @parallel
 def forward(
-    indptr: Array, indices: Array, H: Array, scores: Scores, sizes: Sizes, dropping: Dropping,
-    slope: float, loops: bool, out: Array, plus: Array, stats: Array, attention: Array, pieces: int,
+    indptr: Array, indices: Array, H: Array, case: Case, out: Array, plus: Array, stats: Array,
+    attention: Array, pieces: int,
 ) -> None:  # fmt: skip
     """Compute ``O[i, h] = sum of M[e, h] P[e, h] H[j, h]``, and what is asked for besides.
 
@@ -182,7 +178,7 @@ def forward(
     largest score, the sum of exponentials, the share of positive scores, and 0.  ``attention`` is
     P, in the order of the entries; 0 for stored loops beside virtual ones.
     """
-    heads, feat, longest = sizes
+    scores, heads, feat, longest, dropping, slope, loops = case
     for piece in numba.prange(pieces):
         weights, signs = np.empty(longest, H.dtype), np.empty(longest, H.dtype)
         first, last = rows_of(indptr, piece, pieces)
@@ -195,13 +191,13 @@ def forward(
                 size, top = _row_scores(
                     row, start, i, h, scores, heads, slope, loops, weights, signs
                 )
-                whole, positive = _powers(weights, signs, size, top)
+                denominator, positive = _powers(weights, signs, size, top)
                 if len(attention):
                     for k in range(len(row)):
-                        attention[(start + k) * heads + h] = abs(weights[k]) / whole
+                        attention[(start + k) * heads + h] = abs(weights[k]) / denominator
                 if dropping.below > 0:
                     _drop(dropping, indices[:0], start, len(row), loop, size, h, weights)
-                factor = H.dtype.type(0) if whole == 0 else dropping.scale / whole
+                factor = H.dtype.type(0) if denominator == 0 else dropping.scale / denominator
                 for f in range(0, feat, wide):
                     count = min(wide, feat - f)
                     a, b = _sums(H, heads * feat, h * feat + f, row, own, weights, count)
@@ -210,8 +206,8 @@ def forward(
                         store(a, plus, item * feat + f, count)
                     store(add_product(a, 1, b), out, item * feat + f, count)
                 if len(stats):
-                    stats[4 * item], stats[4 * item + 1] = top, whole
-                    stats[4 * item + 2] = positive / whole if size else 0
+                    stats[4 * item], stats[4 * item + 1] = top, denominator
+                    stats[4 * item + 2] = positive / denominator if size else 0
                     stats[4 * item + 3] = 0
 
 
@@ -227,7 +223,7 @@ def _source_scores(
     """
     er, edges, (weights, signs, shares) = scores.targets, scores.edges, work
     left, size = scores.sources[j * heads + h], len(row)
-    one = er.dtype.type(1)
+    unit = er.dtype.type(1)
     item: Index
     for k in range(size):
         item = np.int64(row[k]) * heads + h
@@ -237,7 +233,7 @@ def _source_scores(
         inverse = stats[3 * item + 1]
         signs[k] = inverse if z > 0 else -inverse
         weights[k] = (z if z > 0 else slope * z) - stats[3 * item]
-        shares[k] = (one if z > 0 else slope) * stats[3 * item + 2] * inverse
+        shares[k] = (unit if z > 0 else slope) * stats[3 * item + 2] * inverse
         if loops and np.int64(row[k]) == j:
             weights[k] = -np.inf
     if loops:
@@ -246,14 +242,14 @@ def _source_scores(
         inverse = stats[3 * item + 1]
         signs[size] = inverse if z > 0 else -inverse
         weights[size] = (z if z > 0 else slope * z) - stats[3 * item]
-        shares[size] = (one if z > 0 else slope) * stats[3 * item + 2] * inverse
+        shares[size] = (unit if z > 0 else slope) * stats[3 * item + 2] * inverse
         size += 1
     return size
 
 
 @inlined
 def _source_weights(work: tuple[Array, Array, Array], size: int) -> Any:
-    """Put P with the sign of the score in place of the score; return ``sum of leaky'(z) P D``."""
+    """Write P with the sign of the score in place of the score; return ``sum of leaky'(z) P D``."""
     weights, signs, shares = work
     zero, nothing = lanes(weights, NARROW, 0), lanes(weights, NARROW, -np.inf)
     step, less = width_of(zero), zero
@@ -267,15 +263,14 @@ def _source_weights(work: tuple[Array, Array, Array], size: int) -> Any:
 
 @parallel
 def backward(
-    T: Rows, grad: Array, H: Array, scores: Scores, sizes: Sizes, dropping: Dropping, slope: float,
-    loops: bool, stats: Array, out: Array, d_el: Array, pieces: int,
-) -> None:  # fmt: skip
-    """Over the transposed structure ``dH[j, h] = sum of M P[e, h] dO[i, h]``; the gradient of el.
+    T: Rows, grad: Array, H: Array, case: Case, stats: Array, out: Array, d_el: Array, pieces: int
+) -> None:
+    """Compute ``dH[j, h] = sum of M P[e, h] dO[i, h]`` of the transpose, and the gradient of el.
 
     ``stats`` has of each target and head the largest score, 1 by the sum of exponentials, and
     <dO, O>.
     """
-    heads, feat, longest = sizes
+    scores, heads, feat, longest, dropping, slope, loops = case
     indptr, indices, perm = T
     for piece in numba.prange(pieces):
         weights, signs = np.empty(longest, grad.dtype), np.empty(longest, grad.dtype)
@@ -314,15 +309,15 @@ def statistics(
         for item in range(piece * len(d_er) // pieces, (piece + 1) * len(d_er) // pieces):
             D = dot(grad, item * feat, out, item * feat, feat)
             positive = dot(grad, item * feat, plus, item * feat, feat)
-            whole = forward[4 * item + 1]
+            denominator = forward[4 * item + 1]
             stats[3 * item], stats[3 * item + 2] = forward[4 * item], D
-            stats[3 * item + 1] = 0 if whole == 0 else 1 / whole
+            stats[3 * item + 1] = 0 if denominator == 0 else 1 / denominator
             d_er[item] = (1 - slope) * (positive - D * forward[4 * item + 2])
 
 
 @inlined
 def _score_gradient(
-    z: float, grad: Array, H: Array, target: int, source: int, feat: int, slope: float,
+    z: float, grad: Array, H: Array, target: Index, source: Index, feat: int, slope: float,
     factor: float, stats: Array,
 ) -> Any:  # fmt: skip
     """Compute ``leaky'(z) P (M <dO, H> - D)`` of one entry and head; M is the ``factor``."""
@@ -334,22 +329,17 @@ def _score_gradient(
 
 @parallel
 def edge_gradient(
-    indptr: Array, indices: Array, grad: Array, H: Array, scores: Scores, sizes: Sizes,
-    dropping: Dropping, slope: float, loops: bool, stats: Array, out: Array, own: Array,
-    pieces: int,
+    indptr: Array, indices: Array, grad: Array, H: Array, case: Case, stats: Array, out: Array,
+    own: Array, pieces: int,
 ) -> None:  # fmt: skip
-    """Write the gradients of the scores of entries, 0 at stored loops that are left out.
-
-    Those of virtual loops go to ``own``.  Either may be empty, if nobody asks for it.
-    """
-    heads, feat, _ = sizes
-    el, er, edges = scores.sources, scores.targets, scores.edges
+    """Write gradients of scores of entries and, to ``own``, of loops; either may be empty."""
+    (el, er, edges, virtual), heads, feat, _, dropping, slope, loops = case
     for piece in numba.prange(pieces):
         first, last = rows_of(indptr, piece, pieces)
         nothing, end, line = H.dtype.type(0), len(indices) - 1, width_of(lanes(H, NARROW, 0))
         for i in range(first, last):
             for item in range(i * heads, (i + 1) * heads if len(own) else i * heads):
-                z, number = _sum_of(el[item], er[item], scores.loops, item), end + 1 + i
+                z, number = _sum_of(el[item], er[item], virtual, item), end + 1 + i
                 factor = dropping.scale if stays(dropping, number, item % heads) else nothing
                 own[item] = _score_gradient(z, grad, H, item, item, feat, slope, factor, stats)
             for e in range(np.int64(indptr[i]), np.int64(indptr[i + 1]) if len(out) else 0):
@@ -405,10 +395,10 @@ def through_scores(
                     for of, factor in ((of_source, left), (of_target, right)):
                         sum_ = load(zero, sums, of + f, count)
                         store(add_product(sum_, factor, run), sums, of + f, count)
-                    found = load(zero, dH, i * width + f, count)
-                    found = add_product(found, left, load(zero, source, f, count))
-                    found = add_product(found, right, load(zero, target, f, count))
-                    store(found, dH, i * width + f, count)
+                    added = load(zero, dH, i * width + f, count)
+                    added = add_product(added, left, load(zero, source, f, count))
+                    added = add_product(added, right, load(zero, target, f, count))
+                    store(added, dH, i * width + f, count)
 
 
 # Kernels
@@ -426,8 +416,7 @@ def _forward(
     if out.size or train:
         with writing(out) as (Y, pieces):
             results = Y.reshape(-1), plus.reshape(-1), statistics.reshape(-1), np.empty(0, kind)
-            rows = A.indptr, A.indices, packed(h), *_shared(A, args), args.loops
-            forward(*rows, *results, pieces)
+            forward(A.indptr, A.indices, packed(h), _case_of(A, args), *results, pieces)
             if bias is not None:
                 Y += wide(bias).reshape(h.shape[1:])
     return Forward(out, plus, statistics)
@@ -438,25 +427,23 @@ def _gradients(
     args: GatArguments,
 ) -> tuple[Array, ...]:  # fmt: skip
     """Compute gradients of the features and of all scores, over columns and then over rows."""
-    h, has_loops = args.h, args.loops
+    h = args.h
     kind, X, g = type_of_sums(h), packed(h), packed(grad)
     T, perm = transposed(A) if transpose[0] is None else (transpose[0], transpose[1])
     terms = (args.el, True), (args.er, True), (args.loop_edges, True), (args.edges, of_edges)
     dh, stats = np.empty(h.shape, h.dtype), np.empty(3 * args.er.size, kind)
     results = [np.empty(shape_of(term, wanted), kind) for term, wanted in terms]
     d_el, d_er, d_loops, d_edges = (a.reshape(-1) for a in results)
-    (out, plus, forward), shared = (packed(a) for a in saved), _shared(T, args)
-    slope = shared[-1]
-    if not has_loops:
+    (out, plus, forward), case = (packed(a) for a in saved), _case_of(T, args)
+    if not case.loops:
         d_loops[...] = 0
         d_loops = d_loops[:0]
     with writing(dh) as (result, pieces):
-        statistics(out, plus, g, forward, slope, h.shape[-1], stats, d_er, pieces)
+        statistics(out, plus, g, forward, case.slope, h.shape[-1], stats, d_er, pieces)
         columns, of_columns = Rows(T.indptr, T.indices, perm), (result.reshape(-1), d_el, pieces)
-        backward(columns, g, X, *shared, has_loops, stats, *of_columns)
+        backward(columns, g, X, case, stats, *of_columns)
         if len(d_edges) or len(d_loops):
-            of_rows = stats, d_edges, d_loops, pieces
-            edge_gradient(A.indptr, A.indices, g, X, *shared, has_loops, *of_rows)
+            edge_gradient(A.indptr, A.indices, g, X, case, stats, d_edges, d_loops, pieces)
     return dh, *results
 
 
@@ -464,7 +451,7 @@ def _attention(A: CSR, args: GatArguments, out: Array) -> None:
     """Write ``P[e, k]``, 0 at loops that are left out."""
     none = np.empty(0, out.dtype)
     with writing(out) as (P, pieces):
-        rows = A.indptr, A.indices, none, *_shared(A, args), args.loops
+        rows = A.indptr, A.indices, none, _case_of(A, args)
         forward(*rows, none, none, none, P.reshape(-1), pieces)
 
 
@@ -494,15 +481,14 @@ def _through_scores(
     return rounded(result.reshape(h.shape), h), sums.sum(0)
 
 
-def _shared(A: CSR, args: GatArguments) -> tuple[Scores, Sizes, Dropping, Any]:
-    """Return arguments of all loops over rows: scores, sizes, dropout and the slope."""
+def _case_of(A: CSR, args: GatArguments) -> Case:
+    """Return what all loops over rows read."""
     kind = type_of_sums(args.h)
-    scores = args.el, args.er, args.edges, args.loop_edges
-    flat = (np.empty(0, kind) if a is None else packed(a) for a in scores)
+    terms = (np.empty(0, kind) if a is None else packed(a) for a in args[1:5])
     longest = int(np.diff(A.indptr).max(initial=0)) + bool(args.loops)
     dropping = dropping_of(args.dropout, args.seed, kind)
-    sizes = Sizes(*heads_and_feat(args.h), longest)
-    return Scores(*flat), sizes, dropping, narrow(kind, args.slope)
+    sizes = *heads_and_feat(args.h), longest
+    return Case(Scores(*terms), *sizes, dropping, narrow(kind, args.slope), bool(args.loops))
 
 
 _twin = Twin(_forward, _gradients, _through_scores, _attention)

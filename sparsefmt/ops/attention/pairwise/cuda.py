@@ -35,7 +35,7 @@ FORWARD, SOURCES, TARGETS = range(3)
 LANES = (4, 8, 16, 32)
 #: Where nothing is tuned: float64, and indices of 64 bits.
 FEW_LANES = (8, 32)
-#: Lanes for rows that are not aligned to 16 bytes, a value a load; wider rows: pairwise_wide.cu.
+#: Lanes for rows that are not aligned to 16 bytes, a value a load; wider rows: wide.cu.
 SHORT_LANES = 8
 FILES = {"attend": "attention/pairwise/pairwise.cu", "attend_wide": "attention/pairwise/wide.cu"}
 #: ``Attention`` of pairwise.cuh, by the dtype of the features.
@@ -49,12 +49,12 @@ class RowShape:
     lanes: int
     vector: int
     mates: int = 1  #: heads side by side
-    packs: int = 0  #: of a lane in pairwise_wide.cu; 0 where a sub-warp has the row
+    packs: int = 0  #: of a lane in wide.cu; 0 where a sub-warp has the row
     slices: int = 1
 
     @property
     def values(self) -> int:
-        """Values of a lane."""
+        """Count the values of a lane."""
         return self.vector * max(self.packs, 1)
 
 
@@ -257,7 +257,7 @@ def _run(A: CSR | Structure, call: Call, work: Work) -> None:
 def _pass(
     S: Structure, dtype: str, heads: int, feat: int, alignment: int, variant: Variant, extra: bool
 ) -> tuple[RowShape, int, Callable[[Structure, ColumnBlock], Launch], Launch]:
-    """Decide a pass: its shape, how many blocks of columns, what readies one, and all at once."""
+    """Choose a pass: its shape, how many blocks of columns, what readies one, and all at once."""
     types = dtype, S.index_dtype
     shape = row_shape(*types, heads, feat, alignment)
     name, constants = instantiation(types, shape, variant, extra=extra)
@@ -313,7 +313,7 @@ def _bytes_of_cut_rows(
 def _cut_rows(
     S: Structure, call: Call, work: Work, shape: RowShape, attention: tuple[Any, ...], carry: int
 ) -> None:
-    """Finish the rows that thread blocks share, from the sums that each has left in ``carry``."""
+    """Launch the sums of rows that thread blocks share, from what each has left in ``carry``."""
     layout, types = f"2P{LAYOUTS[call.dtype]}P6i", (call.dtype, S.index_dtype)
     kernel = jit.load(FILES["attend"], "attend_cut_rows", layout, types)
     direction = work.direction
@@ -328,7 +328,7 @@ def _cut_rows(
 
 
 def packs(dtype: str, vector: int) -> int:
-    """Packs of a lane in pairwise_wide.cu: as many sums as its registers have room for."""
+    """Count the packs of a lane in wide.cu: as many sums as its registers have room for."""
     return (8 if dtype == "float64" else 16) // vector
 
 
@@ -352,11 +352,12 @@ def row_shape(dtype: str, index_dtype: str, heads: int, feat: int, alignment: in
 
 
 def _mates(lanes: int) -> int:
-    """Heads side by side, where loads are of 16 bytes."""
+    """Count the heads side by side, where loads are of 16 bytes."""
     return TEAM_BYTES // (16 * lanes) or 1
 
 
 def _wide(dtype: str, feat: int, vector: int) -> RowShape:
+    """Return the shape of rows that go through a warp slice by slice."""
     per_lane = packs(dtype, vector)
     slices = -(-feat // (jit.WARP * per_lane * vector))
     return RowShape(jit.WARP, vector, packs=per_lane, slices=slices)
@@ -365,7 +366,7 @@ def _wide(dtype: str, feat: int, vector: int) -> RowShape:
 def instantiation(
     types: tuple[str, str], shape: RowShape, variant: Variant, *, extra: bool
 ) -> tuple[str, tuple[int, ...]]:
-    """Name kernel and template arguments; a shape that is not tuned has all ``extra`` always."""
+    """Return kernel and template arguments; a shape that is not tuned has all ``extra`` always."""
     direction, kind, keys_are_values = variant
     if shape.packs:
         return "attend_wide", (shape.vector, shape.packs, direction)
@@ -386,6 +387,7 @@ def instantiations() -> Iterator[tuple[str, str]]:
 
 
 def _instantiations(types: tuple[str, str]) -> list[tuple[str, tuple[int, ...]]]:
+    """List kernels and template arguments for these types."""
     size, tuned = ITEMSIZE[types[0]], types[0] != "float64" and types[1] == "int32"
     vector = 16 // size
     shapes = [RowShape(n, vector, _mates(n)) for n in (LANES if tuned else FEW_LANES)]

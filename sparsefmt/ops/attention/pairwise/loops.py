@@ -154,6 +154,7 @@ def _scores(
 
 @inlined
 def _drop(dropping: Dropping, ids: Array, h: int, weights: Array) -> None:
+    """Set the weights of dropped entries to 0."""
     if dropping.below > 0:
         for k in range(len(ids)):
             if not stays(dropping, ids[k], h):
@@ -162,7 +163,7 @@ def _drop(dropping: Dropping, ids: Array, h: int, weights: Array) -> None:
 
 @inlined
 def _exponentials(values: Array, less: float, count: int) -> Any:
-    """Compute ``exp(value - less)`` in place of each value; their sum."""
+    """Compute ``exp(value - less)`` in place of each value; return their sum."""
     low, zero = lanes(values, NARROW, -np.inf), lanes(values, NARROW, 0)
     tops, sums = lanes_beside(zero, values, less), zero
     for k in range(0, count, width_of(zero)):
@@ -194,7 +195,7 @@ def _add_slopes(
     out: Array, datt: Array, to: int, own: Array, at: Index, far: Array, first: Index,
     scoring: Scoring, places: Array, grads: Array,
 ) -> None:  # fmt: skip
-    """``out += att sum of grads[k] leaky'(z)``, and ``datt += sum of grads[k] leaky(z)``."""
+    """Add ``att sum of grads[k] leaky'(z)`` to ``out``, ``sum of grads[k] leaky(z)`` to datt."""
     feat, att, slope = scoring.feat, scoring.att, scoring.slope
     zero, pitch = lanes(out, MIDDLE, 0), scoring.heads * feat
     for f in range(0, feat, width_of(zero)):
@@ -294,7 +295,7 @@ def backward(
     # What is written has names of its own: numba takes a store to a record's field for dead.
     dnear, dvalues, datt, dedges = results
     _, dots = sums
-    pitch, one = heads * feat, dnear.dtype.type(1)
+    pitch, unit = heads * feat, dnear.dtype.type(1)
     for piece in numba.prange(pieces):
         places, ids = np.empty(ENTRIES, np.int64), np.empty(ENTRIES, np.int64)
         weights, grads = np.empty(ENTRIES, dnear.dtype), np.empty(ENTRIES, dnear.dtype)
@@ -323,7 +324,7 @@ def backward(
                         grads[k] *= scoring.scale
                     if of_sources:
                         _add_rows(
-                            dvalues, at, one, far.weighed, there, pitch, feat, places[:n], weights
+                            dvalues, at, unit, far.weighed, there, pitch, feat, places[:n], weights
                         )
                     if len(scoring.att):
                         _add_slopes(
@@ -331,7 +332,9 @@ def backward(
                             scoring, places[:n], grads,
                         )  # fmt: skip
                     else:
-                        _add_rows(dnear, at, one, far.scored, there, pitch, feat, places[:n], grads)
+                        _add_rows(
+                            dnear, at, unit, far.scored, there, pitch, feat, places[:n], grads
+                        )
 
 
 def _inputs_of(
