@@ -299,18 +299,19 @@ def dot_aggregate(
 
 
 def _options(
-    negative_slope: Any, dropout: Any, seed: Any, self_loops: Any, tensors: GraphTensors
+    negative_slope: object, dropout: object, seed: object, self_loops: object, tensors: GraphTensors
 ) -> Options:
     """Check the numbers, and put the seed on the device of the graph."""
     slope, share, loops = numbers(negative_slope, dropout, self_loops)
     if loops:
         _check_square("self_loops is True", tensors)
     checks.seed(seed, tensors)
-    drawn = checks.seed_on_device(seed, tensors) if share else None
-    return Options(drawn, slope, share, loops)
+    return Options(checks.seed_on_device(seed, tensors) if share else None, slope, share, loops)
 
 
-def numbers(negative_slope: Any, dropout: Any, self_loops: Any) -> tuple[float, float, bool]:
+def numbers(
+    negative_slope: object, dropout: object, self_loops: object
+) -> tuple[float, float, bool]:
     """Check the numbers that need no graph."""
     slope, share = score.number("negative_slope", negative_slope), score.share(dropout)
     return slope, share, flag("self_loops", self_loops)
@@ -356,15 +357,16 @@ def _pairwise(
 
 
 def _run(
-    function: Any, op: Any, with_statistics: Any, tensors: GraphTensors, options: Any, *inputs: Any
-) -> Tensor:
+    function: type[Function], op: LibraryOp, with_statistics: LibraryOp, tensors: GraphTensors,
+    options: tuple[Any, ...], *inputs: Tensor | None,
+) -> Tensor:  # fmt: skip
     """Run an op, recorded if autograd must hear of it; ``options`` begin with the seed."""
-    out: Tensor
     if not recorded(*inputs):
-        out = op(tensors.rows, *inputs, *options)
+        out: Tensor = op(tensors.rows, *inputs, *options)
         return out
     seed, *numbers = options
-    out = function.apply(*apart(*inputs), seed, tensors, with_statistics, numbers)
+    apply: Any = function.apply
+    out = apply(*apart(*inputs), seed, tensors, with_statistics, numbers)
     return out
 
 
@@ -404,14 +406,14 @@ def gradients(
     in the tensors of ``also`` too.  What forward did not round is not rounded, even if torch allows
     it by now.
     """
-    inputs, (out, *kept) = saved[: -1 - statistics], saved[-1 - statistics :]
+    inputs, (out, *of_rows) = saved[: -1 - statistics], saved[-1 - statistics :]
     tensors = ctx.tensors.current()
-    if ctx.versioned is not None and ctx.versioned._version != ctx.version:
-        out, *kept = ctx.op(tensors.rows, *inputs, *ctx.numbers)
-    sides = tensors.rows, tensors.columns
-    args = *sides, grad, out, *kept, of_edges, *inputs[first:], *ctx.numbers
     token = None if ctx.rounds else exact.set(True)
     try:
+        if ctx.versioned is not None and ctx.versioned._version != ctx.version:
+            out, *of_rows = ctx.op(tensors.rows, *inputs, *ctx.numbers)
+        sides = tensors.rows, tensors.columns
+        args = *sides, grad, out, *of_rows, of_edges, *inputs[first:], *ctx.numbers
         if also and torch.is_grad_enabled():
             return once(name, lambda *args: op(*args[len(also) :]), *also, *args)
         return once(name, op, *args)
@@ -434,8 +436,8 @@ class _Gat(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        given = GAT_BACKWARD, grad, ctx.saved_tensors, ctx.needs_input_grad[4]
-        dh, d_el, d_er, d_loops, d_edges = gradients(ctx, "gat_aggregate", *given, first=1)
+        args = GAT_BACKWARD, grad, ctx.saved_tensors, ctx.needs_input_grad[4]
+        dh, d_el, d_er, d_loops, d_edges = gradients(ctx, "gat_aggregate", *args, first=1)
         return _wanted(ctx, None, dh, d_el, d_er, d_edges, d_loops)
 
 
@@ -449,8 +451,8 @@ class _GatOfVectors(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         _, source, target, bias, *_ = saved = ctx.saved_tensors
-        given = GAT_OF_VECTORS_BACKWARD, grad, saved, ctx.needs_input_grad[4]
-        dh, d_vectors, d_loops, d_edges = gradients(ctx, "gat_of_vectors", *given)
+        args = GAT_OF_VECTORS_BACKWARD, grad, saved, ctx.needs_input_grad[4]
+        dh, d_vectors, d_loops, d_edges = gradients(ctx, "gat_of_vectors", *args)
         d_bias = None if bias is None else d_vectors[2].view(bias.shape)
         ends = d_vectors[0].view(source.shape), d_vectors[1].view(target.shape)
         return _wanted(ctx, dh, *ends, d_bias, d_edges, d_loops)
@@ -471,5 +473,5 @@ class _Pairwise(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         name = "dot_aggregate" if saved[3] is None else "gatv2_aggregate"
-        given = ATTEND_BACKWARD, grad, saved, ctx.needs_input_grad[4]
-        return _wanted(ctx, *gradients(ctx, name, *given, statistics=1))
+        args = ATTEND_BACKWARD, grad, saved, ctx.needs_input_grad[4]
+        return _wanted(ctx, *gradients(ctx, name, *args, statistics=1))

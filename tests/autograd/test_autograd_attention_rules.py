@@ -10,9 +10,10 @@ from attention_cases import KINDS, call, from_vectors, loop_graph, shapes_of  # 
 from autograd_cases import RULES, check_rules, empty_graph, make_graph, side_of, tensors  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
-from sparsefmt.autograd import dot_aggregate, gat_aggregate, prepare  # noqa: E402
+from sparsefmt.autograd import attention, dot_aggregate, gat_aggregate, prepare  # noqa: E402
 from sparsefmt.autograd.attention import GAT_BACKWARD, gat_of_vectors  # noqa: E402
-from sparsefmt.autograd.engine import library  # noqa: E402
+from sparsefmt.autograd.engine import library, precision  # noqa: E402
+from sparsefmt.autograd.engine.precision import bf16_is_allowed  # noqa: E402
 from sparsefmt.ops.attention import rows as attention_rows  # noqa: E402
 from sparsefmt.ops.attention.score import Options  # noqa: E402
 from sparsefmt.ops.engine.table import Op  # noqa: E402
@@ -104,6 +105,23 @@ def test_strides_change_nothing(device, kind):
         uneven = grad.permute(2, 0, 1).contiguous().permute(1, 2, 0)
         found = torch.autograd.grad(y, some, uneven), torch.autograd.grad(z, same, grad)
         assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize(("kind", "op"), [("gat", "GAT"), ("gatv2", "ATTEND"), ("dot", "ATTEND")])
+def test_a_result_that_is_computed_again_is_rounded_as_before(monkeypatch, kind, op):
+    """Torch allows bfloat16 between forward and backward: both passes of the op are exact."""
+    forward, allowed = getattr(attention, f"{op}_WITH_STATISTICS"), []
+    monkeypatch.setattr(
+        *(attention, f"{op}_WITH_STATISTICS"),
+        lambda *args: allowed.append(bf16_is_allowed()) or forward(*args),
+    )
+    graph = make_graph(9, 6, 40, device="cpu")
+    given = tensors("cpu", *shapes_of(kind, graph, (2,), 4))
+    y = call(kind, graph, given).relu_()
+    monkeypatch.setattr(precision, "_precision", lambda *of: "bf16" if "mkldnn" in of else "tf32")
+    torch.autograd.grad(y.sum(), given)
+    assert bf16_is_allowed()
+    assert allowed == [False, False]
 
 
 def test_an_expanded_gradient_is_taken(device):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...formats.arrays import Array, allocating, namespace, on_device_of
+from ...formats.arrays import Array, allocating, on_device_of
 from ...formats.base import Format
 from ..engine.bind import bind, output, structure
 from ..engine.bind import precision as check_precision
@@ -192,14 +192,9 @@ def gat_attention(
     -----
     Deterministic.  GAT (ICLR'18), equation 3.
     """
-    arrays = {"el": el, "er": er, "edge_scores": edge_scores}
-    A, el, er, edges = bind(rows.GAT_ATTENTION, A, **arrays)
-    slope, loops = score.number("negative_slope", negative_slope), score.loops(A, self_loops)
-    shape, dtype = (A.nnz, *el.shape[1:]), score.sums_dtype(el)
-    with on_device_of(el), allocating(f"a result of shape {shape}"):
-        out = namespace(el).empty(shape, dtype)
-    op = rows.GAT_ATTENTION
-    result: Array = call(op, structure(A), el, er, edges, slope, loops, out=out)
+    A, el, er, edges = bind(rows.GAT_ATTENTION, A, el=el, er=er, edge_scores=edge_scores)
+    numbers = score.number("negative_slope", negative_slope), score.loops(A, self_loops)
+    result: Array = call(rows.GAT_ATTENTION, structure(A), el, er, edges, *numbers)
     return result
 
 
@@ -421,34 +416,32 @@ def dot_attention_backward(
 
 
 def _forward(
-    op: Op, A: Format, arrays: dict[str, Any], numbers: tuple[Any, ...], out: Any,
-    scale: Any = None, precision: Any = None,
+    op: Op, A: Format, arrays: dict[str, Array | None], numbers: tuple[Any, ...], out: Array | None,
+    scale: float | None = None, precision: str | None = None,
 ) -> Array:  # fmt: skip
     """Check the arguments of a call, and run the row."""
-    A, x, given, options = _checked(op, A, arrays, numbers, scale, precision)
-    inputs, shape = [a for a in given if hasattr(a, "dtype")], (A.n_rows, *x.shape[1:])
+    A, x, args, options = _checked(op, A, arrays, numbers, scale, precision)
+    inputs, shape = [a for a in args if hasattr(a, "dtype")], (A.n_rows, *x.shape[1:])
     out = output(out, shape=shape, like=x, inputs=inputs, A=A)
     bias = (None,) if options else ()
-    result: Array = call(op, structure(A), *bias, *given, out=out, **options)
+    result: Array = call(op, structure(A), *bias, *args, out=out, **options)
     return result
 
 
 def _backward(
-    op: Op, A: Format, arrays: dict[str, Any], numbers: tuple[Any, ...], scale: Any = None,
-    precision: Any = None,
+    op: Op, A: Format, arrays: dict[str, Array | None], numbers: tuple[Any, ...],
+    scale: float | None = None, precision: str | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Check the arguments of a call, and run the row: gradients as it orders them.
 
     They have shapes and dtypes of the arrays that they belong to, None for None.
     """
-    A, x, (grad, *given), options = _checked(op, A, arrays, numbers, scale, precision)
-    edges = given[3] if options else given[4]
-    forward = (None,) * (3 if options else 2)  # made anew, as is the transpose
-    saved = None, None, grad, *forward, edges is not None
-    gradients = call(op, structure(A), *saved, *given, **options)
+    A, x, (grad, *args), options = _checked(op, A, arrays, numbers, scale, precision)
+    likes = *args[:3], *((None, args[3]) if options else args[3:5])
+    saved = *(None,) * (3 if options else 2), likes[4] is not None  # made anew, as the transpose
+    gradients = call(op, structure(A), None, None, grad, *saved, *args, **options)
     if gradients is None:  # ``explain`` runs nothing
         return (None,) * 5
-    likes = *given[:3], None if options else given[3], edges
     with on_device_of(x), allocating(f"gradients of {x.size} features and their scores"):
         with np.errstate(over="ignore", under="ignore"):
             return tuple(
@@ -458,8 +451,8 @@ def _backward(
 
 
 def _checked(
-    op: Op, A: Format, arrays: dict[str, Any], numbers: tuple[Any, ...], scale: Any,
-    precision: Any,
+    op: Op, A: Format, arrays: dict[str, Array | None], numbers: tuple[Any, ...],
+    scale: float | None, precision: str | None,
 ) -> tuple[Format, Array, tuple[Any, ...], dict[str, Any]]:  # fmt: skip
     """Check a call: its matrix, the sources' features, the row's arguments, and its options."""
     A, x, second, third, edges, *grad = bind(op, A, **arrays)
@@ -470,5 +463,4 @@ def _checked(
             check_precision(precision, "H", x)
         return A, x, (*grad, x, second, third, edges, None, *options), {"precision": precision}
     values, att = (None, third) if "left" in arrays else (third, None)
-    pairs = second, x, values, att, edges, *options.with_scale(factor)
-    return A, x, (*grad, *pairs), {}
+    return A, x, (*grad, second, x, values, att, edges, *options.with_scale(factor)), {}

@@ -58,8 +58,8 @@ def gat_oracle(A: Format, H: Array, el: Array, er: Array, **options: Any) -> Arr
     >>> gat_oracle(A, H, zero, zero, self_loops=True).tolist()
     [[2.0], [3.0]]
     """
-    w = _gat_weights(A, el, er, like=H, **options)
-    return _result(w, A.n_rows, _headed(H)[w.col]).reshape(A.n_rows, *H.shape[1:])
+    w = _gat_weights(A, el, er, H, **options)
+    return _result(w, w.values).reshape(A.n_rows, *H.shape[1:])
 
 
 def gat_bound(A: Format, H: Array, el: Array, er: Array, *, factor: float = 2, **opt: Any) -> Array:
@@ -68,15 +68,14 @@ def gat_bound(A: Format, H: Array, el: Array, er: Array, *, factor: float = 2, *
     ``factor * sum_e M (EP + (deg + 6) eps P + eps_H P) |H|`` and ``deg`` times the least normal
     number: EP is the error of an attention, eps the spacing of the type of sums, eps_H of results.
     """
-    w = _gat_weights(A, el, er, like=H, **opt)
-    error = _result_error(w, A.n_rows, np.abs(_headed(H))[w.col], precision_of(H.dtype))
+    error = _result_error(_gat_weights(A, el, er, H, **opt))
     return factor * error.reshape(A.n_rows, *H.shape[1:])
 
 
 def gat_attention_oracle(A: Format, el: Array, er: Array, **options: Any) -> Array:
     """Compute ``ops.gat_attention``, in float64."""
-    w = _gat_weights(A, el, er, like=el, **options)
-    return _placed(A, w, w.P, el.shape[1:])
+    w = _gat_weights(A, el, er, **options)
+    return _placed(A, w, w.P)[0].reshape(A.nnz, *el.shape[1:])
 
 
 def gat_attention_bound(
@@ -87,8 +86,8 @@ def gat_attention_bound(
     ``factor * p * (eps * (deg + 6 + d + D) + E)`` with d and D as for ``edge_softmax``, E the
     rounding of the score and of the row's mean score; and ``factor`` times the least normal number.
     """
-    w = _gat_weights(A, el, er, like=el, **options)
-    return factor * _placed(A, w, w.error, el.shape[1:])
+    w = _gat_weights(A, el, er, **options)
+    return factor * _placed(A, w, w.error)[0].reshape(A.nnz, *el.shape[1:])
 
 
 def gat_backward_oracle(
@@ -100,22 +99,21 @@ def gat_backward_oracle(
     ``gathered`` are ``H`` and ``grad`` as forward and the sums over columns gather them, where they
     are rounded for it.
     """
-    w = _gat_weights(A, el, er, like=H, **options)
+    w = _gat_weights(A, el, er, H, **options)
     near_H, near_grad = gathered or (H, grad)
-    X, g = _headed(H)[w.col], _headed(grad)[w.row]
-    near_X, near_g = _headed(near_H)[w.col], _headed(near_grad)[w.row]
-    D = (g * _result(w, A.n_rows, near_X)[w.row]).sum(axis=2)
+    g, near_g, near_X = _headed(grad)[w.row], _headed(near_grad)[w.row], _headed(near_H)[w.col]
+    D = (g * _result(w, near_X)[w.row]).sum(axis=2)
 
     def dz(g: Array, X: Array) -> Array:
-        return w.derivative * w.P * (w.M * (g * X).sum(axis=2) - D)
+        return w.by_key[:, :, 0] * w.P * (w.M * (g * X).sum(axis=2) - D)
 
-    of_entries = dz(g, X)
+    edges, loops = _placed(A, w, dz(g, w.values))
     return (
         _summed(w.col, A.n_cols, w.shares * near_g).reshape(H.shape),
-        _summed(w.col, A.n_cols, dz(near_g, X)).reshape(el.shape),
+        _summed(w.col, A.n_cols, dz(near_g, w.values)).reshape(el.shape),
         _summed(w.row, A.n_rows, dz(g, near_X)).reshape(er.shape),
-        _placed(A, w, of_entries, el.shape[1:]),
-        _of_loops(A, w, of_entries, er),
+        edges.reshape(A.nnz, *el.shape[1:]),
+        loops.reshape(er.shape),
     )
 
 
@@ -128,21 +126,20 @@ def gat_backward_bound(
     ``n eps`` of their size more; ``<dO, O>`` has what ``O`` has been off by.  Where rounding may
     decide the sign of a score, both slopes are right.
     """
-    w = _gat_weights(A, el, er, like=H, **options)
-    X, g = np.abs(_headed(H))[w.col], np.abs(_headed(grad))[w.row]
-    eps, (rough, least), feat = w.eps, precision_of(H.dtype), X.shape[2]
-    O_error = factor * _result_error(w, A.n_rows, X, (rough, least))
-    D = (g * _result(w, A.n_rows, X)[w.row]).sum(axis=2)
-    D_error = (g * O_error[w.row]).sum(axis=2) + (feat + _STEPS) * eps * D
+    w = _gat_weights(A, el, er, H, **options)
+    X, g = np.abs(w.values), np.abs(_headed(grad))[w.row]
+    eps, (rough, least), feat = w.eps, w.rough, X.shape[2]
+    D = (g * _result(w, X)[w.row]).sum(axis=2)
+    D_error = (g * factor * _result_error(w)[w.row]).sum(axis=2) + (feat + _STEPS) * eps * D
     dot = (g * X).sum(axis=2)
     dot_error = (rough + (feat + _STEPS) * eps) * dot + feat * least
     size = w.M * dot + D
-    slope, flipped = np.abs(w.derivative), w.doubtful * abs(1 - w.slope)
+    slope, flipped = np.abs(w.by_key[:, :, 0]), w.flipped[:, :, 0]
     each = slope * (w.error * size + w.P * (w.M * dot_error + D_error + _STEPS * eps * size))
     each += flipped * w.P * size
     # Targets take what has a positive score from sums made forward, and D for the whole row.
     degree = w.degree[w.row][:, None]
-    by_row = abs(1 - w.slope) * (w.P * D_error + (w.error + (degree + _STEPS) * eps * w.P) * size)
+    by_row = w.steeper * (w.P * D_error + (w.error + (degree + _STEPS) * eps * w.P) * size)
     dH = _summed(w.col, A.n_cols, (w.M * w.error)[:, :, None] * g)
     in_column = np.bincount(w.col, minlength=A.n_cols)[:, None]
     dH_size = _summed(w.col, A.n_cols, w.shares * g)
@@ -153,17 +150,20 @@ def gat_backward_bound(
     # What the oracle itself is off by: at a slope of 1 nothing else is.
     own = (degree + feat + _STEPS) * float(np.finfo(np.float64).eps) * slope * w.P * size
     der = _summed(w.row, A.n_rows, by_row + own + flipped * w.P * size)
-    scores = dell.reshape(el.shape), der.reshape(er.shape), _placed(A, w, each, el.shape[1:])
-    results = *scores, _of_loops(A, w, each, er)
     exact = gat_backward_oracle(A, H, el, er, grad, **options)[1:]
     rounding, tiny = precision_of(el.dtype)
-    pairs = zip(results, exact, strict=True)
-    bounds = (factor * a + rounding * np.abs(b) + tiny for a, b in pairs)
+    pairs = zip((dell, der, *_placed(A, w, each)), exact, strict=True)
+    bounds = (factor * a.reshape(b.shape) + rounding * np.abs(b) + tiny for a, b in pairs)
     return factor * dH.reshape(H.shape), *bounds
 
 
 def attend_oracle(
-    A: Format, queries: Array, keys: Array, values: Any = None, att: Any = None, **options: Any
+    A: Format,
+    queries: Array,
+    keys: Array,
+    values: Array | None = None,
+    att: Array | None = None,
+    **options: Any,
 ) -> Array:
     """Compute ``ops.gatv2`` or ``ops.dot_attention``, in float64.
 
@@ -176,26 +176,31 @@ def attend_oracle(
     [[2.0], [0.0]]
     """
     w = _pair_weights(A, queries, keys, values, att, **options)
-    return _result(w, A.n_rows, w.values).reshape(A.n_rows, *keys.shape[1:])
+    return _result(w, w.values).reshape(A.n_rows, *keys.shape[1:])
 
 
 def attend_bound(
-    A: Format, queries: Array, keys: Array, values: Any = None, att: Any = None, *,
-    factor: float = 2.0, **options: Any,
+    A: Format, queries: Array, keys: Array, values: Array | None = None, att: Array | None = None,
+    *, factor: float = 2.0, **options: Any,
 ) -> Array:  # fmt: skip
     """Return how far it may lie from the oracle, as ``gat_bound``, in the dtype of the keys."""
-    w = _pair_weights(A, queries, keys, values, att, **options)
-    error = _result_error(w, A.n_rows, np.abs(w.values), w.rough)
+    error = _result_error(_pair_weights(A, queries, keys, values, att, **options))
     return factor * error.reshape(A.n_rows, *keys.shape[1:])
 
 
 def attend_backward_oracle(
-    A: Format, queries: Array, keys: Array, values: Any, att: Any, grad: Array, **options: Any
+    A: Format,
+    queries: Array,
+    keys: Array,
+    values: Array | None,
+    att: Array | None,
+    grad: Array,
+    **options: Any,
 ) -> Gradients:
     """Compute the gradients, in float64; those of edges' scores whether there are any or not."""
     w = _pair_weights(A, queries, keys, values, att, **options)
     g = _headed(grad)[w.row]
-    D = (g * _result(w, A.n_rows, w.values)[w.row]).sum(axis=2)
+    D = (g * _result(w, w.values)[w.row]).sum(axis=2)
     ds = (w.P * (w.M * (g * w.values).sum(axis=2) - D))[:, :, None]
     dq, dk = _summed(w.row, A.n_rows, ds * w.by_query), _summed(w.col, A.n_cols, ds * w.by_key)
     dv = _summed(w.col, A.n_cols, w.shares * g)
@@ -203,7 +208,7 @@ def attend_backward_oracle(
 
 
 def attend_backward_bound(
-    A: Format, queries: Array, keys: Array, values: Any, att: Any, grad: Array, *,
+    A: Format, queries: Array, keys: Array, values: Array | None, att: Array | None, grad: Array, *,
     factor: float = 2.0, **options: Any,
 ) -> Gradients:  # fmt: skip
     """Return how far the gradients may lie from the oracle, as ``gat_backward_bound`` does."""
@@ -211,8 +216,8 @@ def attend_backward_bound(
     g, eps = np.abs(_headed(grad))[w.row], w.eps
     steps = (g.shape[2] + _STEPS) * eps
     sizes = np.abs(w.values)
-    D = (g * _result(w, A.n_rows, sizes)[w.row]).sum(axis=2)
-    D_error = (g * factor * _result_error(w, A.n_rows, sizes, w.rough)[w.row]).sum(axis=2)
+    D = (g * _result(w, sizes)[w.row]).sum(axis=2)
+    D_error = (g * factor * _result_error(w)[w.row]).sum(axis=2)
     dot = w.M * (g * sizes).sum(axis=2)
     off = w.later_error * (dot + D) + w.P * (D_error + 2 * steps * (dot + D))
     ds, off = (w.P * (dot + D))[:, :, None], off[:, :, None]
@@ -239,7 +244,7 @@ def attend_backward_bound(
 
 @dataclass
 class Weights:
-    """Entries, virtual loops last, and their weights in each head."""
+    """Entries, virtual loops last, their weights in each head, and derivatives of their scores."""
 
     row: Array
     col: Array
@@ -250,6 +255,14 @@ class Weights:
     later_error: Array  #: of P from the logarithm of the row's sum
     M: Array
     eps: float  #: spacing of the type in which sums run
+    values: Array  #: (entries, heads, feat): of the entries' sources; derivatives as well
+    rough: tuple[float, float]  #: of their dtype: spacing, least magnitude
+    by_query: Array  #: of GAT with a feature of 1: by the targets' scores
+    by_key: Array
+    by_att: Array
+    att_error: Array  #: of the last
+    flipped: Array  #: of the others, where rounding may decide a sign
+    steeper: float  #: by how much the slopes of both signs differ
 
     @property
     def shares(self) -> Array:
@@ -257,55 +270,42 @@ class Weights:
         return (self.M * self.P)[:, :, None]
 
 
-@dataclass
-class _GatWeights(Weights):
-    derivative: Array
-    slope: float
-    doubtful: Array  #: where rounding may decide the sign of the score
-
-
-@dataclass
-class _PairWeights(Weights):
-    values: Array  #: (entries, heads, feat), as all that follow: of the entries' sources
-    by_query: Array  #: derivatives of the scores
-    by_key: Array
-    by_att: Array
-    att_error: Array  #: of the last
-    flipped: Array  #: of the others, where rounding may decide a sign
-    rough: tuple[float, float]  #: of the features' dtype: spacing, least magnitude
-
-
 def _gat_weights(
-    A: Format, el: Array, er: Array, *, like: Array, edge_scores: Array | None = None,
+    A: Format, el: Array, er: Array, H: Array | None = None, *, edge_scores: Array | None = None,
     negative_slope: float = 0.2, dropout: float = 0.0, seed: int = 0, self_loops: bool = False,
     loop_edges: Array | None = None,
-) -> _GatWeights:  # fmt: skip
+) -> Weights:  # fmt: skip
+    """Compute the weights of scores of both ends; without ``H`` values are these."""
     row, col, number = entries = _entries(A, self_loops)
     heads = el.shape[1] if el.ndim == 2 else 1
     left, right = (float64(a).reshape(len(a), heads) for a in (el, er))
     own = _own_scores(A, heads, edge_scores, loop_edges)[number]
-    eps = _precision_of_sums(like)
+    like = el if H is None else H
+    eps, _ = precision = _precision_of_sums(like)
     size = np.abs(left[col]) + np.abs(right[row]) + np.abs(own)
     with np.errstate(invalid="ignore"):  # infinite scores, and NaN
         z = left[col] + right[row] + own
-        derivative = np.where(z > 0, 1.0, negative_slope)
-        off = 2 * eps[0] * size * max(1.0, abs(negative_slope))
-        weights = _weights(A, entries, z * derivative, off, eps, dropout, seed)
-    doubtful = np.abs(z) <= 2 * eps[0] * size
-    of_gat = derivative, negative_slope, doubtful
-    return _GatWeights(*(*weights, *of_gat))
+        slopes = np.where(z > 0, 1.0, negative_slope)
+        off = 2 * eps * size * max(1.0, abs(negative_slope))
+        weights = _weights(A, entries, z * slopes, off, precision, dropout, seed)
+    values = left[:, :, None][col] if H is None else _headed(H)[col]
+    steeper, by = abs(1 - negative_slope), slopes[:, :, None]
+    flipped = (np.abs(z) <= 2 * eps * size)[:, :, None] * steeper
+    of_scores = values, precision_of(like.dtype), by, by, by, by, flipped, steeper
+    return Weights(*(*weights, *of_scores))
 
 
 def _pair_weights(
-    A: Format, queries: Array, keys: Array, values: Any, att: Any, *, edge_scores: Any = None,
-    negative_slope: float = 0.2, scale: float | None = None, dropout: float = 0.0, seed: int = 0,
-    self_loops: bool = False,
-) -> _PairWeights:  # fmt: skip
+    A: Format, queries: Array, keys: Array, values: Array | None, att: Array | None, *,
+    edge_scores: Array | None = None, negative_slope: float = 0.2, scale: float | None = None,
+    dropout: float = 0.0, seed: int = 0, self_loops: bool = False,
+) -> Weights:  # fmt: skip
+    """Compute the weights of scores of features of both ends."""
     row, col, number = entries = _entries(A, self_loops)
     q, k = _headed(queries)[row], _headed(keys)[col]
     heads, feat = q.shape[1:]
-    eps, least = _precision_of_sums(keys)
-    none = np.zeros((1, heads, feat))
+    eps, _ = precision = _precision_of_sums(keys)
+    none, steeper = np.zeros((1, heads, feat)), abs(1 - negative_slope)
     if att is None:
         factor = 1 / np.sqrt(feat or 1) if scale is None else scale
         terms, sizes = factor * q * k, np.abs(factor * q * k)
@@ -314,28 +314,28 @@ def _pair_weights(
         vector, z, size = float64(att).reshape(1, heads, feat), q + k, np.abs(q) + np.abs(k)
         slopes, steepest = np.where(z > 0, 1.0, negative_slope), max(1.0, abs(negative_slope))
         terms, sizes = vector * slopes * z, np.abs(vector) * steepest * size
-        doubtful = (np.abs(z) <= 2 * eps * size) * abs(1 - negative_slope)
+        doubtful = (np.abs(z) <= 2 * eps * size) * steeper
         by, flipped = vector * slopes, doubtful * np.abs(vector)
         derivatives = by, by, slopes * z, 2 * eps * steepest * size, flipped
     own = _own_scores(A, heads, edge_scores)[number]
     off = (feat + _STEPS) * eps * (sizes.sum(axis=2) + np.abs(own))
-    scores = terms.sum(axis=2) + own
-    weights = _weights(A, entries, scores, off, (eps, least), dropout, seed)
+    weights = _weights(A, entries, terms.sum(axis=2) + own, off, precision, dropout, seed)
     weighed = _headed(keys if values is None else values)[col]
-    of_pairs = weighed, *derivatives, precision_of(keys.dtype)
-    return _PairWeights(*(*weights, *of_pairs))
+    return Weights(*(*weights, weighed, precision_of(keys.dtype), *derivatives, steeper))
 
 
 def _entries(A: Format, self_loops: bool) -> tuple[Array, Array, Array]:
     """Return row, column and number of each entry that counts."""
     stored = [(row, col) for row, col, _ in stored_entries(A)]
-    kept = [(*e, n) for n, e in enumerate(stored) if not (self_loops and e[0] == e[1])]
-    kept += [(i, i, A.nnz + i) for i in range(A.n_rows) if self_loops]
-    row, col, number = np.array(kept, np.int64).reshape(-1, 3).T
+    counted = [(*e, n) for n, e in enumerate(stored) if not (self_loops and e[0] == e[1])]
+    counted += [(i, i, A.nnz + i) for i in range(A.n_rows) if self_loops]
+    row, col, number = np.array(counted, np.int64).reshape(-1, 3).T
     return row, col, number
 
 
-def _own_scores(A: Format, heads: int, of_entries: Any, of_loops: Any = None) -> Array:
+def _own_scores(
+    A: Format, heads: int, of_entries: Array | None, of_loops: Array | None = None
+) -> Array:
     """Return the edge scores of all entries, then of all virtual loops; 0 where none are given."""
     own = np.zeros((A.nnz + A.n_rows, heads))
     if of_entries is not None:
@@ -346,6 +346,7 @@ def _own_scores(A: Format, heads: int, of_entries: Any, of_loops: Any = None) ->
 
 
 def _precision_of_sums(x: Array) -> tuple[float, float]:
+    """Return spacing and least magnitude of the type in which sums of such features run."""
     return precision_of(np.float32 if x.dtype.itemsize == 2 else x.dtype)
 
 
@@ -353,7 +354,7 @@ def _weights(
     A: Format, entries: tuple[Array, Array, Array], s: Array, off: Array, eps: tuple[float, float],
     dropout: float, seed: int,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Compute the fields of ``Weights``, of entries with scores ``s`` that are ``off`` by so much.
+    """Compute the first fields of ``Weights`` of entries whose scores ``s`` are ``off`` by so much.
 
     P is the softmax over each row; it has one error, and another if made by the logarithm of the
     row's sum.
@@ -366,10 +367,10 @@ def _weights(
     with np.errstate(invalid="ignore", divide="ignore"):
         far = top[row] - s
         powers = np.exp(-far)
-        whole = _summed(row, n_rows, powers)
-        P = powers / whole[row]
+        total = _summed(row, n_rows, powers)
+        P = powers / total[row]
         weighed = np.where(P > 0, P * far, 0)
-        logarithm = np.abs(top) + np.log(whole)
+        logarithm = np.abs(top) + np.log(total)
         steps = P * (degrees[row][:, None] + _STEPS) + weighed
         steps += P * _summed(row, n_rows, weighed)[row]
         later = steps + weighed + P * 2 * logarithm[row]
@@ -382,43 +383,35 @@ def _weights(
 # Sums
 
 
-def _result(w: Weights, n_rows: int, values: Array) -> Array:
+def _result(w: Weights, values: Array) -> Array:
     """Sum the weighted ``values`` of each row's entries."""
-    return _summed(w.row, n_rows, w.shares * values)
+    return _summed(w.row, len(w.degree), w.shares * values)
 
 
-def _result_error(w: Weights, n_rows: int, sizes: Array, rough: tuple[float, float]) -> Array:
-    """Bound the error of ``_result`` for values of these magnitudes.
-
-    ``rough`` are the spacing and the least magnitude of their dtype.
-    """
+def _result_error(w: Weights) -> Array:
+    """Bound the error of ``_result`` of the entries' values."""
     degree = w.degree[w.row][:, None]
-    each = w.M * (w.error + ((degree + _STEPS) * w.eps + rough[0]) * w.P)
-    lost = (w.degree * rough[1])[:, None, None]
-    return _summed(w.row, n_rows, each[:, :, None] * sizes) + lost
+    each = w.M * (w.error + ((degree + _STEPS) * w.eps + w.rough[0]) * w.P)
+    lost = (w.degree * w.rough[1])[:, None, None]
+    return _summed(w.row, len(w.degree), each[:, :, None] * np.abs(w.values)) + lost
 
 
 def _summed(place: Array, rows: int, values: Array) -> Array:
+    """Add up the values of each place."""
     sums = np.zeros((rows, *values.shape[1:]))
     np.add.at(sums, place, values)
     return sums
 
 
-def _placed(A: Format, w: Weights, values: Array, heads: tuple[int, ...]) -> Array:
-    """Return the values of the stored entries, 0 where they do not count."""
+def _placed(A: Format, w: Weights, values: Array) -> tuple[Array, Array]:
+    """Return values of all stored entries, and of virtual loops; 0 where they do not count."""
     placed = np.zeros((A.nnz + A.n_rows, values.shape[1]))
     placed[w.number] = values
-    return placed[: A.nnz].reshape(A.nnz, *heads)
-
-
-def _of_loops(A: Format, w: Weights, values: Array, like: Array) -> Array:
-    """Return the values of the virtual loops, which are last; 0 without them."""
-    placed, virtual = np.zeros((A.n_rows, values.shape[1])), w.number >= A.nnz
-    placed[w.row[virtual]] = values[virtual]
-    return placed.reshape(like.shape)
+    return placed[: A.nnz], placed[A.nnz :]
 
 
 def _headed(X: Array) -> Array:
+    """Return features in float64, with an axis for heads."""
     X = float64(X)
     return X if X.ndim == 3 else X[:, None]
 
@@ -434,5 +427,5 @@ def _shaped(
         (dk if values is not None else dk + dv).reshape(keys.shape),
         None if values is None else dv.reshape(values.shape),
         None if att is None else datt.reshape(att.shape),
-        _placed(A, w, ds[:, :, 0], keys.shape[1:-1]),
+        _placed(A, w, ds[:, :, 0])[0].reshape(A.nnz, *keys.shape[1:-1]),
     )

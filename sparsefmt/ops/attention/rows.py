@@ -5,7 +5,10 @@ from functools import partial
 from math import prod
 from typing import Any
 
+from ...formats.arrays import Array
+from ...formats.compressed import CSR
 from ..engine.call import convert_to_csr
+from ..engine.structure import Structure
 from ..engine.table import Arg, Kernel, Op, Price, deferred, unchecked
 from ..matmul.api import ROUNDED, against_rounding
 from .gat import cuda as gat
@@ -13,13 +16,16 @@ from .gat import small
 from .pairwise import cuda as pairwise
 from .score import GatArguments, PairwiseArguments, heads_and_feat, heads_of, shape_of, sums_dtype
 
+#: Shape and dtype of each result, as ``Op.results`` returns them.
+Shapes = tuple[tuple[tuple[int, ...], Any], ...]
+
 
 def _row(
-    name: str, arguments: tuple[Arg, ...], results: Any, launcher: Callable[..., Any],
-    module: str, *, kernels: tuple[Kernel, ...] = (), rounds: Any = None, converts: bool = True,
-    **facts: Any,
+    name: str, arguments: tuple[Arg, ...], results: Callable[..., Any],
+    launcher: Callable[..., Any], module: str, *, kernels: tuple[Kernel, ...] = (),
+    rounds: Callable[..., list[str]] | None = None, converts: bool = True, **facts: Any,
 ) -> Op:  # fmt: skip
-    """Make a row: its kernels are the launcher, those given, and the module's loops of that name.
+    """Make a row: its kernels are the launcher, those listed, and the module's loops of that name.
 
     Where ``rounds`` lists what is against it, rows that entries gather are rounded.
     """
@@ -37,10 +43,12 @@ def _row(
 
 
 def _scores(name: str, rows: Any, like: str, also: str = "", **facts: Any) -> Arg:
+    """Make an argument that has a score of each head."""
     return Arg(name, rows, (1, 2), like, "heads", score=True, also=(also,) * bool(also), **facts)
 
 
 def _vectors(name: str, like: str, **facts: Any) -> Arg:
+    """Make an argument that has a vector of each head."""
     return Arg(name, "heads", (3,), like, **facts)
 
 
@@ -49,8 +57,8 @@ def _gradient(like: str, saved: str) -> tuple[Arg, ...]:
     return Arg("grad", "rows", (2, 3), like), *unchecked(f"{saved}, bool of_edges")
 
 
-def _result(S: Any, _: Any, x: Any, *__: Any) -> tuple[Any, ...]:
-    """Return shape and dtype of the result; second of the arguments are the sources' features."""
+def _result(S: Structure, _: Array, x: Array, *__: Any) -> Shapes:
+    """Return those of the result; second of the arguments are the sources' features."""
     return (((S.n_rows, *x.shape[1:]), x),)
 
 
@@ -67,115 +75,103 @@ _OF_VECTORS = _H, _vectors("source", "h"), _vectors("target", "h"), _BIAS, *_OPT
 _SAVED = _gradient("h", "Tensor out, Tensor plus, Tensor statistics")
 
 
-def _gat_results(S: Any, bias: Any, h: Any, *_: Any) -> tuple[Any, ...]:
+def _gat_results(S: Structure, bias: Array, h: Array, *_: Any) -> Shapes:
+    """Return those of the result, its positive part, and the statistics of each row and head."""
     (out,) = _result(S, bias, h)
     return out, out, ((S.n_rows, heads_and_feat(h)[0], 4), sums_dtype(h))
 
 
-def _gat_gradients(
-    S: Any, T: Any, perm: Any, grad: Any, out: Any, plus: Any, statistics: Any, of_edges: bool,
-    *arguments: Any,
-) -> tuple[Any, ...]:  # fmt: skip
-    a = GatArguments(*arguments)
-    shapes = a.el.shape, a.er.shape, shape_of(a.loop_edges), shape_of(a.edges, of_edges)
-    return (a.h.shape, a.h), *((shape, sums_dtype(a.h)) for shape in shapes)
+def _gat_gradients(S: Structure, *args: Any) -> Shapes:
+    """Return those of the gradients of features and of all scores."""
+    of_edges, a = args[6], GatArguments(*args[7:])
+    terms = (a.el, True), (a.er, True), (a.loop_edges, True), (a.edges, of_edges)
+    return (a.h.shape, a.h), *((shape_of(*term), sums_dtype(a.h)) for term in terms)
 
 
-def _results_of_vectors(S: Any, h: Any, source: Any, *_: Any) -> tuple[Any, ...]:
+def _results_of_vectors(S: Structure, h: Array, source: Array, *_: Any) -> Shapes:
+    """Return those of the result, its positive part, and what is saved of each row and head."""
     return (h.shape, h), (h.shape, h), ((6 * h.shape[0] * heads_of(source)[0],), sums_dtype(h))
 
 
-def _gradients_of_vectors(
-    S: Any, T: Any, perm: Any, grad: Any, out: Any, plus: Any, kept: Any, of_edges: bool,
-    *args: Any,
-) -> tuple[Any, ...]:  # fmt: skip
-    h, source, _, bias, edges, loop_edges, *_ = args
+def _gradients_of_vectors(S: Structure, *args: Any) -> Shapes:
+    """Return those of the gradients of features, of vectors and bias in one, and of scores."""
+    of_edges, h, source, _, bias, edges, loop_edges, *_ = args[6:]
     vectors = (2 if bias is None else 3), *source.shape
     shapes = vectors, shape_of(loop_edges), shape_of(edges, of_edges)
     return (h.shape, h), *((shape, sums_dtype(h)) for shape in shapes)
 
 
-def _gat_price(S: Any, h: Any) -> Price:
-    """Price that every entry reads a row of the features and a score of each head."""
-    heads, feat = heads_and_feat(h)
-    row = heads * feat * h.itemsize
-    scores = S.nnz * (4 + 4 * heads) + 8 * S.n_rows * heads
-    return Price((S.nnz + S.n_rows) * row + scores, S.nnz * heads * (2 * feat + 8))
-
-
-def _gat_price_of_gradients(S: Any, T: Any, perm: Any, grad: Any, *_: Any) -> Price:
-    """Price as much again over the transpose, whose entries read four numbers of each head."""
-    forward = _gat_price(S, grad)
-    return Price(forward.bytes + 12 * S.nnz * heads_and_feat(grad)[0], forward.flops)
-
-
-def _against_rounding(A: Any, bias: Any, h: Any, *_: Any, precision: Any = None, **__: Any) -> Any:
-    """List the reasons against rounding the features."""
-    return against_rounding(A.nnz, h, precision)
-
-
-def _against_rounding_backward(
-    A: Any, T: Any, perm: Any, grad: Any, *_: Any, precision: Any = None, **__: Any
-) -> Any:
-    """List the reasons against rounding the gradient of the result."""
-    return against_rounding(A.nnz, grad, precision)
-
-
 def _gat_row(
-    name: str, arguments: tuple[Arg, ...], results: Any, sizes: Callable[..., Any], **facts: Any
-) -> Op:
-    """Make a row; ``sizes`` are heads and features of a call, of which small ones need no numba."""
+    name: str, arguments: tuple[Arg, ...], results: Callable[..., Any], sizes: Callable[..., Any],
+    gathered: int | None = None, **facts: Any,
+) -> Op:  # fmt: skip
+    """Make a row whose entries gather rows of the argument at that place, and scores of each head.
 
-    def refuses(A: Any, *args: Any, **_: Any) -> list[str]:
+    ``sizes`` are heads and features of a call, of which small ones need no numba.  Gradients go
+    over the transpose too, where entries read three numbers more of each head.
+    """
+
+    def refuses(A: CSR, *args: Any, **_: Any) -> list[str]:
         return small.reasons_against(A, *sizes(*args))
 
-    kernel = Kernel(f"{name}_csr_scipy", getattr(small, name), ("csr",), "cpu", refuses)
+    def rounds(A: Structure, *args: Any, precision: str | None = None, **_: Any) -> list[str]:
+        return against_rounding(A.nnz, args[gathered or 0], precision)
+
+    def price(S: Structure, *args: Any) -> Price:
+        x = args[gathered or 0]
+        heads, feat = heads_and_feat(x)
+        each = 4 + 4 * heads + 12 * heads * ("structures" in facts)
+        moved = (S.nnz + S.n_rows) * heads * feat * x.itemsize + S.nnz * each + 8 * S.n_rows * heads
+        return Price(moved, S.nnz * heads * (2 * feat + 8))
+
+    of_numpy = Kernel(f"{name}_csr_scipy", getattr(small, name), ("csr",), "cpu", refuses)
     facts |= {"functions": (name,), "entries": ("edges",)} if facts.get("converts", True) else {}
+    facts |= {} if gathered is None else {"rounds": rounds, "price": price}
     launcher = getattr(gat, name)
-    return _row(name, arguments, results, launcher, "gat.cpu", kernels=(kernel,), **facts)
+    return _row(name, arguments, results, launcher, "gat.loops", kernels=(of_numpy,), **facts)
 
 
-_FORWARD: dict[str, Any] = {
-    "sizes": lambda bias, h, *_: heads_and_feat(h),
-    "price": lambda S, bias, h, *_: _gat_price(S, h),
-    "rounds": _against_rounding,
-    "narrowed": ("bias", "h"),
-}
-_BACKWARD: dict[str, Any] = {
-    "price": _gat_price_of_gradients,
-    "rounds": _against_rounding_backward,
-    "structures": 2,
-}
-_VECTORS: dict[str, Any] = {
-    "sizes": lambda h, source, *_: heads_of(source),
-    "price": lambda S, h, *_: _gat_price(S, h),
-    "rounds": lambda A, h, *_: against_rounding(A.nnz, h, None),
-    "narrowed": ("h", "source", "target", "bias"),
-    "converts": False,
-}
-GAT = _gat_row("gat", (_BIAS, *_GAT), _result, **_FORWARD)
+def _sizes(bias: Array, h: Array, *_: Any) -> tuple[int, int]:
+    """Return heads and features."""
+    return heads_and_feat(h)
+
+
+def _sizes_of_vectors(h: Array, source: Array, *_: Any) -> tuple[int, int]:
+    """Return heads and features, as vectors have them."""
+    return heads_of(source)
+
+
+_NARROWED: dict[str, Any] = {"narrowed": ("bias", "h")}
+_OWN: dict[str, Any] = {"converts": False}
+_OF_GRADIENTS: dict[str, Any] = {"gathered": 2, "structures": 2}
+_NARROWED_OF_VECTORS: dict[str, Any] = {"narrowed": ("h", "source", "target", "bias"), **_OWN}
+GAT = _gat_row("gat", (_BIAS, *_GAT), _result, _sizes, 1, **_NARROWED)
 GAT_WITH_STATISTICS = _gat_row(
-    *("gat_with_statistics", (_BIAS, *_GAT), _gat_results), returns=3, converts=False, **_FORWARD
+    *("gat_with_statistics", (_BIAS, *_GAT), _gat_results, _sizes, 1),
+    returns=3,
+    **(_NARROWED | _OWN),
 )
 GAT_BACKWARD = _gat_row(
     *("gat_backward", (*_SAVED, *_GAT), _gat_gradients),
     sizes=lambda T, perm, grad, *_: heads_and_feat(grad),
     returns=5,
     entry_results=(4,),
-    **_BACKWARD,
+    **_OF_GRADIENTS,
 )
 GAT_OF_VECTORS = _gat_row(
-    "gat_of_vectors", _OF_VECTORS, lambda S, h, *_: ((h.shape, h),), **_VECTORS
+    *("gat_of_vectors", _OF_VECTORS, lambda S, h, *_: ((h.shape, h),), _sizes_of_vectors, 0),
+    **_NARROWED_OF_VECTORS,
 )
 GAT_OF_VECTORS_WITH_STATISTICS = _gat_row(
-    *("gat_of_vectors_with_statistics", _OF_VECTORS, _results_of_vectors), returns=3, **_VECTORS
+    *("gat_of_vectors_with_statistics", _OF_VECTORS, _results_of_vectors, _sizes_of_vectors, 0),
+    returns=3,
+    **_NARROWED_OF_VECTORS,
 )
 GAT_OF_VECTORS_BACKWARD = _gat_row(
     *("gat_of_vectors_backward", (*_SAVED, *_OF_VECTORS), _gradients_of_vectors),
     sizes=lambda *args: heads_of(args[8]),
     returns=4,
-    converts=False,
-    **_BACKWARD,
+    **(_OF_GRADIENTS | _OWN),
 )
 GAT_ATTENTION = _gat_row(
     "gat_attention",
@@ -206,55 +202,50 @@ def _pairs(*, additive: bool = False) -> tuple[Arg, ...]:
     )
 
 
-def _pairwise_results(S: Any, queries: Any, keys: Any, *_: Any) -> tuple[Any, ...]:
+def _pairwise_results(S: Structure, queries: Array, keys: Array, *_: Any) -> Shapes:
+    """Return those of the result, and of the statistics of each row and head."""
     statistics = (S.n_rows, heads_and_feat(keys)[0], 2), sums_dtype(keys)
     return *_result(S, queries, keys), statistics
 
 
-def _pairwise_gradients(
-    S: Any, T: Any, perm: Any, grad: Any, out: Any, statistics: Any, of_edges: bool,
-    *arguments: Any,
-) -> tuple[Any, ...]:  # fmt: skip
-    """Return shape and dtype of each gradient; empty for a tensor that is not given."""
-    a = PairwiseArguments(*arguments)
+def _pairwise_gradients(S: Structure, *args: Any) -> Shapes:
+    """Return those of each gradient; empty for a tensor that is not given."""
+    of_edges, a = args[5], PairwiseArguments(*args[6:])
     shapes = shape_of(a.att), shape_of(a.edges, of_edges)
     features = ((shape_of(x), a.keys) for x in (a.queries, a.keys, a.values))
     return *features, *((shape, sums_dtype(a.keys)) for shape in shapes)
 
 
-def _pairwise_price(S: Any, queries: Any, keys: Any, values: Any, *_: Any) -> Price:
-    """Price that every entry reads a row of keys and of values; queries and results go once."""
-    row = prod(keys.shape[1:])
-    gathered = 1 if values is None else 2
-    moved = (S.nnz * gathered + 2 * S.n_rows) * row * keys.itemsize
-    return Price(moved + 4 * S.nnz + 8 * S.n_rows, 4 * S.nnz * row)
+def _pairwise_price(S: Structure, *args: Any, passes: int = 1) -> Price:
+    """Price that every entry reads a row of keys and of values; queries and results go once.
 
-
-def _pairwise_price_of_gradients(
-    S: Any, T: Any, perm: Any, grad: Any, out: Any, statistics: Any, of_edges: bool,
-    queries: Any, keys: Any, values: Any, *_: Any,
-) -> Price:  # fmt: skip
-    """Price that every entry is read from both its ends, and its score made again at each."""
-    row = prod(keys.shape[1:])
-    gathered = 3 if values is None else 4
-    moved = (S.nnz * gathered + 4 * S.n_rows) * row * keys.itemsize
-    return Price(moved + 12 * S.nnz + 16 * S.n_rows, 12 * S.nnz * row)
+    In the other two passes, of the gradients, its score is made again at both its ends.
+    """
+    keys, values = args[1:3]
+    row, gathered = prod(keys.shape[1:]), passes - (values is None)
+    moved = (S.nnz * (gathered + 1) + (passes + 1) * S.n_rows) * row * keys.itemsize
+    of_scores = 4 * passes * S.nnz + 4 * (passes + 1) * S.n_rows
+    return Price(moved + of_scores, 4 * passes * S.nnz * row)
 
 
 def _pairwise_row(
-    name: str, results: Any = _result, *, launcher: Any = pairwise.pairwise,
-    additive: bool = False, price: Any = _pairwise_price, **facts: Any,
+    name: str, results: Callable[..., Any] = _result,
+    launcher: Callable[..., Any] = pairwise.pairwise, *, saved: tuple[Arg, ...] = (),
+    additive: bool = False, **facts: Any,
 ) -> Op:  # fmt: skip
-    facts = {"narrowed": ("queries", "keys", "values"), "entries": ("edges",)} | facts
-    args = *facts.pop("saved", ()), *_pairs(additive=additive)
-    return _row(name, args, results, launcher, "pairwise.loops", price=price, **facts)
+    """Make a row; its arguments begin with what is saved for gradients."""
+    facts.setdefault("narrowed", ("queries", "keys", "values"))
+    facts.setdefault("price", _pairwise_price)
+    args = *saved, *_pairs(additive=additive)
+    return _row(name, args, results, launcher, "pairwise.loops", entries=("edges",), **facts)
 
 
 def _pairwise_gradients_row(name: str, **facts: Any) -> Op:
+    """Make the row of the gradients."""
     facts |= {"returns": 5, "structures": 2, "entry_results": (4,), "narrowed": None}
     facts["saved"] = _gradient("keys", "Tensor out, Tensor statistics")
-    facts |= {"launcher": pairwise.pairwise_backward, "price": _pairwise_price_of_gradients}
-    return _pairwise_row(name, _pairwise_gradients, **facts)
+    facts["price"] = lambda S, *args: _pairwise_price(S, *args[6:], passes=3)
+    return _pairwise_row(name, _pairwise_gradients, pairwise.pairwise_backward, **facts)
 
 
 def _public(name: str, **facts: Any) -> tuple[Op, Op]:
@@ -268,8 +259,6 @@ GATV2, GATV2_BACKWARD = _public("gatv2", additive=True)
 DOT_ATTENTION, DOT_ATTENTION_BACKWARD = _public("dot_attention")
 ATTEND = _pairwise_row("attend")
 ATTEND_WITH_STATISTICS = _pairwise_row(
-    *("attend_with_statistics", _pairwise_results),
-    launcher=pairwise.pairwise_with_statistics,
-    returns=2,
+    *("attend_with_statistics", _pairwise_results, pairwise.pairwise_with_statistics), returns=2
 )
 ATTEND_BACKWARD = _pairwise_gradients_row("attend_backward")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import DtypeError, ShapeError
+from ...formats.arrays import Array
 from ...formats.base import Format
 
 
@@ -57,6 +58,16 @@ class PairwiseArguments(NamedTuple):
     loops: bool
 
 
+class Dropping(NamedTuple):
+    """Which entries are dropped: those whose random word is below ``below``."""
+
+    seed: Any = 0
+    below: Any = 0
+    scale: Any = 1.0  #: of the others
+    #: Of an int64 on a GPU that replaces the seed, so that a CUDA graph can draw anew; 0 for none.
+    seed_at: int = 0
+
+
 class Forward(NamedTuple):
     """What backward needs of forward."""
 
@@ -66,24 +77,24 @@ class Forward(NamedTuple):
     statistics: Any = None
 
 
-def heads_and_feat(x: Any) -> tuple[int, int]:
+def heads_and_feat(x: Array) -> tuple[int, int]:
     """Count the heads, and the features of each."""
     shape = x.shape
     return (shape[1] if len(shape) == 3 else 1), shape[-1]
 
 
-def heads_of(vectors: Any) -> tuple[int, int]:
+def heads_of(vectors: Array) -> tuple[int, int]:
     """Count the heads of vectors, (heads, feat), (1, heads, feat) or (feat,), and their length."""
     shape = vectors.shape
     return (shape[-2] if len(shape) > 1 else 1), shape[-1]
 
 
-def sums_dtype(x: Any) -> str:
+def sums_dtype(x: Array) -> str:
     """Return the name of the dtype in which sums of such features run."""
     return "float64" if x.itemsize == 8 else "float32"
 
 
-def shape_of(x: Any, wanted: bool = True) -> tuple[int, ...]:
+def shape_of(x: Array | None, wanted: bool = True) -> tuple[int, ...]:
     """Return the shape of the gradient of an optional array: empty for None, or if not wanted."""
     return (0,) if x is None or not wanted else tuple(x.shape)
 

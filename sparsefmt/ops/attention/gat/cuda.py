@@ -6,10 +6,11 @@ transpose for what sources have; scores that vectors made take one launch before
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
+from ....formats.arrays import Array
 from ....formats.compressed import CSR
 from ...edges import cuda as edges_cuda
 from ...engine import jit
@@ -18,7 +19,7 @@ from ...engine.jit import ITEMSIZE, fill
 from ...engine.memory import Memory, memory_of
 from ...engine.structure import Structure, structure_of, transposed
 from ...matmul.cuda import NARROW, rounded, sizes
-from ..score import Forward, GatArguments, heads_and_feat, heads_of, sums_dtype
+from ..score import Dropping, Forward, GatArguments, heads_and_feat, heads_of, sums_dtype
 from .launches import (
     ANYTHING,
     ENTRIES,
@@ -33,65 +34,48 @@ from .launches import (
     through_launch,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Dropout:
-    """Which entries are dropped: those whose random word is below ``below``; ``scale`` the others.
-
-    ``seed_at`` is the address of an int64 on the device that replaces the seed, so that a CUDA
-    graph can draw anew; 0 for none.
-    """
-
-    seed: int = 0
-    below: int = 0
-    scale: float = 1.0
-    seed_at: int = 0
+_NOTHING_DROPPED = Dropping()
 
 
-_NO_DROPOUT = Dropout()
-
-
-def dropout_of(m: Memory, share: float, seed: Any) -> Dropout:
+def dropping_of(m: Memory, share: float, seed: Array | int | None) -> Dropping:
     """Drop that share, 0 to less than 1, by an integer seed or by one that lies on the device."""
     below = min(round(share * 2**32), 2**32 - 1) if share else 0
     if not below:
-        return _NO_DROPOUT
+        return _NOTHING_DROPPED
     number, seed_at = (seed, 0) if isinstance(seed, int) else (0, m.pointer(seed))
-    return Dropout(number % 2**64, below, 1 / (1 - share), seed_at)
+    return Dropping(number % 2**64, below, 1 / (1 - share), seed_at)
 
 
 # The product
 
 
 def gat(
-    A: CSR | Structure, bias: Any, *arguments: Any, out: Any = None, narrow: bool = False, **_: Any
-) -> Any:
-    """Compute ``out[i, k] = sum of M[e, k] P[e, k] h[j, k] + bias[k]``, as ``ops.gat``.
+    A: CSR | Structure, bias: Array | None, *arguments: Any, out: Array | None = None,
+    narrow: bool = False, **_: Any,
+) -> Array:  # fmt: skip
+    """Launch ``out[i, k] = sum of M[e, k] P[e, k] h[j, k] + bias[k]``, of ``GatArguments``.
 
-    The others are ``GatArguments``, here and in the gradients.  ``narrow`` rounds the rows that
-    entries gather, of float32, to bfloat16 once: all else stays float32.
+    ``narrow`` rounds the rows that entries gather, of float32, to bfloat16 once: all else stays
+    float32, here and in the gradients.
     """
     return _forward(A, bias, arguments, out=out, narrow=narrow).out
 
 
 def gat_with_statistics(
-    A: CSR | Structure, bias: Any, *arguments: Any, narrow: bool = False
+    A: CSR | Structure, bias: Array | None, *arguments: Any, narrow: bool = False
 ) -> Forward:
-    """Compute ``gat``, and what its gradient needs."""
+    """Launch ``gat``, and what its gradient needs."""
     return _forward(A, bias, arguments, train=True, narrow=narrow)
 
 
 def _in_memory(m: Memory, arguments: tuple[Any, ...]) -> GatArguments:
     """Return arrays as kernels read them: contiguous, scores in the dtype of sums."""
-    h, el, er, edges, loop_edges, *numbers = arguments
-    if edges is not None or loop_edges is not None:
-        edges, loop_edges = m.factors(edges), m.factors(loop_edges)
-    ends = m.factors(el), m.factors(er)
-    return GatArguments(m.contiguous(h), *ends, edges, loop_edges, *numbers)
+    h, *scores = arguments[:5]
+    return GatArguments(m.contiguous(h), *map(m.factors, scores), *arguments[5:])
 
 
 def _forward(
-    A: CSR | Structure, bias: Any, arguments: tuple[Any, ...], *, out: Any = None,
+    A: CSR | Structure, bias: Array | None, arguments: tuple[Any, ...], *, out: Array | None = None,
     train: bool = False, narrow: bool = False,
 ) -> Forward:  # fmt: skip
     """Launch the product; with ``train`` also what backward needs, even if there are no features.
@@ -99,8 +83,8 @@ def _forward(
     With loops or a bias the structure is square; the bias has the dtype of the features.
     """
     S, m = structure_of(A), memory_of(arguments[0])
-    given, bias = _in_memory(m, arguments), m.contiguous(bias)
-    h, dtype, (heads, feat) = given.h, m.dtype(given.h), heads_and_feat(given.h)
+    args, bias = _in_memory(m, arguments), m.contiguous(bias)
+    h, dtype, (heads, feat) = args.h, m.dtype(args.h), heads_and_feat(args.h)
     plus = statistics = None
     if out is None:
         out = m.empty((S.n_rows, *h.shape[1:]), dtype, h)
@@ -110,49 +94,47 @@ def _forward(
     result = Forward(out, plus, statistics)
     if S.n_rows and heads and (feat or train):
         with m.on_device(h):
-            if S.nnz or given.loops or m.pointer(bias):
-                gathered, terms = rounded(h) if narrow and feat else h, given[1:5]
-                places = m.pointers(*terms, gathered, out, plus, bias, statistics)
-                numbers = m.device(h), dtype, heads, feat, m.stream(h)
-                drop = dropout_of(m, given.dropout, given.seed)
-                options = drop, given.slope, given.loops, bool(narrow and feat)
-                _product(S, m, h, numbers, places, options)
+            if S.nnz or args.loops or m.pointer(bias):
+                gathered = rounded(h) if narrow and feat else h
+                places = m.pointers(*args[1:5], gathered, out, plus, bias, statistics)
+                sizes = m.device(h), dtype, heads, feat, m.stream(h)
+                drop = dropping_of(m, args.dropout, args.seed)
+                _product(S, m, h, sizes, places, drop, args.slope, args.loops, narrow and feat > 0)
             else:
                 for array in result:
                     zero(m, array)
     return result
 
 
-def zero(m: Memory, array: Any) -> None:
+def zero(m: Memory, array: Array | None) -> None:
     """Fill an array with zeros on its stream; None takes none."""
     if array is not None and (size := prod(array.shape) * array.itemsize):
         fill(m.pointer(array), size, 0, m.stream(array))
 
 
 def _product(
-    S: Structure, m: Memory, h: Any, numbers: tuple[Any, ...], places: Sequence[int],
-    options: tuple[Dropout, float, bool, bool],
+    S: Structure, m: Memory, h: Array, sizes: tuple[Any, ...], places: Sequence[int],
+    drop: Dropping, slope: float, loops: bool, narrow: bool,
 ) -> None:  # fmt: skip
     """Launch the product.
 
-    ``numbers`` are device, dtype, heads, features of each and stream.  ``places`` are addresses, 0
+    ``sizes`` are device, dtype, heads, features of each and stream.  ``places`` are addresses, 0
     for none: of the four terms of scores, gathered features, ``out``, ``plus``, bias, statistics.
     """
     el, er, edges, loop_edges, X, out, plus, added, statistics = places
-    device, dtype, heads, feat, stream = numbers
-    drop, slope, loops, narrow = options
+    device, dtype, heads, feat, stream = sizes
     edges = edges if S.nnz else 0
     alignment = (X | (out | plus | added) >> narrow) % 16 if feat else 0
     extra = ANYTHING if loops or edges else ONLY_BIAS if added else NOTHING
-    case = dtype, heads, feat, alignment, False, narrow, (int(drop.below > 0), extra)
+    case = device, dtype, heads, feat, alignment, False, narrow, (int(drop.below > 0), extra)
     first_loop = S.nnz if loops else -1
     scores = el, er, edges, loop_edges, drop.seed_at, drop.seed, first_loop, slope, drop.scale
     params = *scores, drop.below, out, plus, added, statistics, heads, feat
-    _launch(S, m, h, (device, *case), X if feat else el, 0, params, stream)
+    _launch(S, m, h, case, X if feat else el, 0, params, stream)
 
 
 def _launch(
-    S: Structure, m: Memory, h: Any, case: tuple[Any, ...], X: int, perm: int,
+    S: Structure, m: Memory, h: Array, case: tuple[Any, ...], X: int, perm: int,
     params: tuple[Any, ...], stream: int,
 ) -> None:  # fmt: skip
     """Launch ``gat_balanced``, and ``gat_cut_rows`` where blocks share rows.
@@ -181,17 +163,18 @@ def _of_one_entry(S: Structure) -> Structure:
 
 
 def gat_attention(
-    A: CSR | Structure, el: Any, er: Any, edges: Any, slope: float, loops: bool, *, out: Any = None
-) -> Any:
-    """Compute ``P[e, k]`` before dropout, 0 at loops that are left out."""
+    A: CSR | Structure, el: Array, er: Array, edges: Array | None, slope: float, loops: bool, *,
+    out: Array | None = None,
+) -> Array:  # fmt: skip
+    """Launch ``P[e, k]`` before dropout, 0 at loops that are left out."""
     S, m = structure_of(A), memory_of(el)
-    el, er, edges = m.factors(el), m.factors(er), m.factors(edges)
+    el, er, edges = map(m.factors, (el, er, edges))
     dtype, heads = m.dtype(el), el.shape[1] if el.ndim == 2 else 1
     if out is None:
         out = m.empty((S.nnz, *el.shape[1:]), dtype, el)
     h = m.empty((S.n_cols, heads, 0), dtype, el)  # the statistics come with a product, here of none
-    given = h, el, er, edges, None, None, slope, 0.0, loops
-    statistics = _forward(S, None, given, train=True).statistics
+    numbers = None, slope, 0.0, loops
+    statistics = _forward(S, None, (h, el, er, edges, None, *numbers), train=True).statistics
     if S.nnz and heads:
         layout, types = f"8Pqii{FLOATS[dtype]}", (dtype, S.index_dtype)
         with m.on_device(el):
@@ -206,8 +189,9 @@ def gat_attention(
 
 
 def _prepare_vectors(
-    m: Memory, h: Any, source: Any, target: Any, bias: Any, edges: Any, loop_edges: Any, *_: Any,
-    train: bool, narrow: bool,
+    S: Structure, m: Memory, h: Array, source: Array, target: Array, bias: Array | None,
+    edges: Array | None, loop_edges: Array | None, *_: Any, train: bool = False,
+    narrow: bool = False,
 ) -> Callable[..., Any]:  # fmt: skip
     """Prepare ``gat`` of the scores ``<h, source>`` and ``<h, target>`` of each row and head.
 
@@ -221,8 +205,9 @@ def _prepare_vectors(
     copies = copies or edges is not None or loop_edges is not None
 
     def run(
-        S: Structure, h: Any, source: Any, target: Any, bias: Any, edges: Any, loop_edges: Any,
-        seed: Any, slope: float, share: float, loops: bool, **_: Any,
+        S: Structure, h: Array, source: Array, target: Array, bias: Array | None,
+        edges: Array | None, loop_edges: Array | None, seed: Array | int | None, slope: float,
+        share: float, loops: bool, **_: Any,
     ) -> Any:  # fmt: skip
         if copies:
             h, source, target, bias = map(m.contiguous, (h, source, target, bias))
@@ -233,10 +218,10 @@ def _prepare_vectors(
         out = make(h.shape, dtype, h)
         if train:
             plus = make(h.shape, dtype, h)
-        kept = make((n * heads * (6 if train else 2),), sums, h)
+        of_rows = make((n * heads * (6 if train else 2),), sums, h)
         if some:
             gathered = rounded(h) if narrow else h
-            written = gathered, out, plus, bias, kept, h
+            written = gathered, out, plus, bias, of_rows, h
             left, right, *addresses, begin, X = m.pointers(
                 source, target, edges, loop_edges, *written
             )
@@ -245,69 +230,62 @@ def _prepare_vectors(
             vector = 1 if (X | left | right | feat * size) % 16 else 16 // size
             launch = scores_launch(device, dtype, n, heads, feat, vector)
             launch(stream, X, left, right, el, er)
-            drop = dropout_of(m, share, seed) if share else _NO_DROPOUT
-            numbers, options = (device, dtype, heads, feat, stream), (drop, slope, loops, narrow)
+            drop = dropping_of(m, share, seed) if share else _NOTHING_DROPPED
             places = el, er, *addresses, begin if train else 0
-            _product(S, m, h, numbers, places, options)
-        return (out, plus, kept) if train else out
+            numbers = drop, slope, loops, narrow
+            _product(S, m, h, (device, dtype, heads, feat, stream), places, *numbers)
+        return (out, plus, of_rows) if train else out
 
     return run
 
 
-def _vectors(S: Structure, m: Memory, *args: Any, narrow: bool = False) -> Callable[..., Any]:
-    return _prepare_vectors(m, *args, train=False, narrow=narrow)
+def _prepare_training(S: Structure, m: Memory, *args: Any, **options: Any) -> Callable[..., Any]:
+    """Prepare it with what the gradient needs."""
+    return _prepare_vectors(S, m, *args, train=True, **options)
 
 
-def _vectors_to_train(
-    S: Structure, m: Memory, *args: Any, narrow: bool = False
-) -> Callable[..., Any]:
-    return _prepare_vectors(m, *args, train=True, narrow=narrow)
-
-
-gat_of_vectors = Launcher(_vectors, sizes)
-gat_of_vectors_with_statistics = Launcher(_vectors_to_train, sizes)
+gat_of_vectors = Launcher(_prepare_vectors, sizes)
+gat_of_vectors_with_statistics = Launcher(_prepare_training, sizes)
 
 
 # Gradients
 
 
 def gat_backward(
-    A: CSR | Structure, T: Any, perm: Any, grad: Any, out: Any, plus: Any, statistics: Any,
-    of_edges: bool, *arguments: Any, narrow: bool = False, **_: Any,
-) -> tuple[Any, ...]:  # fmt: skip
+    A: CSR | Structure, T: CSR | Structure | None, perm: Array | None, grad: Array,
+    out: Array | None, plus: Array | None, statistics: Array | None, of_edges: bool,
+    *arguments: Any, narrow: bool = False, **_: Any,
+) -> tuple[Array, ...]:  # fmt: skip
     """Launch gradients of ``h, el, er, loop_edges, edges``: empty if not given or not wanted.
 
-    What is not given of the forward pass and of the transpose is made anew.  ``narrow`` rounds
-    float32 rows of ``grad``, and of ``h`` where that is the forward pass's, to bfloat16 once before
-    entries gather them; what is read in order stays float32.
+    What is not given of the forward pass and of the transpose is made anew.
     """
     S, m = structure_of(A), memory_of(arguments[0])
-    given, saved = _in_memory(m, arguments), Forward(out, plus, statistics)
+    args, saved = _in_memory(m, arguments), Forward(out, plus, statistics)
     if statistics is None:
-        saved = _forward(A, None, given, train=True, narrow=narrow)
+        saved = _forward(A, None, args, train=True, narrow=narrow)
     if T is None:
         T, perm = transposed(A)  # type: ignore[arg-type]
-    h, grad, heads_feat = given.h, m.contiguous(grad), heads_and_feat(given.h)
-    d_er = m.empty(given.er.shape, sums_dtype(h), h)
+    h, grad = args.h, m.contiguous(grad)
+    d_er = m.empty(args.er.shape, sums_dtype(h), h)
     with m.on_device(h):
-        ends = m.pointers(given.el, given.er, *saved, None, d_er)
-        numbers = m.device(h), m.dtype(h), sums_dtype(h), *heads_feat
+        places = m.pointers(args.el, args.er, *saved, None, d_er)
+        sizes, sides = (m.device(h), m.dtype(h), *heads_and_feat(h)), (S, structure_of(T), perm)
         dh, room, slices, d_loops, d_edges, *__ = _gradients(
-            *(m, (S, structure_of(T), perm), h, numbers, grad, ends, given[3:]),
-            *(of_edges, narrow),
+            m, sides, h, sizes, grad, places, args[3:], of_edges, narrow
         )
-        d_el = room.reshape(*given.el.shape, slices)
+        d_el = room.reshape(*args.el.shape, slices)
         d_el = d_el.squeeze(-1) if slices == 1 else d_el.sum(-1)
     return dh, d_el, d_er, d_loops, d_edges
 
 
 def _prepare_backward(
-    S: Structure, m: Memory, grad: Any, out: Any, plus: Any, kept: Any, of_edges: bool,
+    S: Structure, m: Memory, grad: Array, out: Array, plus: Array, of_rows: Array, of_edges: bool,
     *args: Any, narrow: bool = False,
 ) -> Callable[..., Any]:  # fmt: skip
     """Prepare gradients of ``h``, ``source, target, bias`` in one, ``loop_edges``, ``edges``.
 
-    They take what ``gat_of_vectors_with_statistics`` has kept.
+    They take what ``gat_of_vectors_with_statistics`` has saved.
     """
     h, source, target, bias, edges, loop_edges, *_ = args
     (heads, feat), dtype, sums, device = heads_of(source), m.dtype(h), sums_dtype(h), m.device(h)
@@ -315,24 +293,24 @@ def _prepare_backward(
     copies = any(m.contiguous(a) is not a for a in arrays)
     copies = copies or edges is not None or loop_edges is not None
     size, of_sums, count = ITEMSIZE[dtype], ITEMSIZE[sums], 2 if bias is None else 3
-    numbers = device, dtype, sums, heads, feat
+    sizes = device, dtype, heads, feat
 
     def run(
-        S: Structure, T: Any, perm: Any, grad: Any, out: Any, plus: Any, kept: Any,
-        of_edges: bool, *args: Any, **_: Any,
+        S: Structure, T: Structure, perm: Array | None, grad: Array, out: Array, plus: Array,
+        of_rows: Array, of_edges: bool, *args: Any, **_: Any,
     ) -> tuple[Any, ...]:  # fmt: skip
         h, source, target, bias, edges, loop_edges, *options = args
         if copies:
             h, source, target, bias, grad = map(m.contiguous, (h, source, target, bias, grad))
             edges, loop_edges = m.factors(edges), m.factors(loop_edges)
-        left, right, result, with_plus, begin = map(m.address, (source, target, out, plus, kept))
+        left, right, result, with_plus, begin = map(m.address, (source, target, out, plus, of_rows))
         added = 0 if bias is None else m.address(bias)
         items = h.shape[0] * heads
         el = begin + 4 * items * of_sums
         places = el, el + items * of_sums, result, with_plus, begin, added, 0
         more = edges, loop_edges, *options
         dh, _room, slices, d_loops, d_edges, stream, addresses = _gradients(
-            m, (S, T, perm), h, numbers, grad, places, more, of_edges, narrow
+            m, (S, T, perm), h, sizes, grad, places, more, of_edges, narrow
         )
         if not items * feat:
             return dh, m.zeros((count, *source.shape), sums, h), d_loops, d_edges
@@ -355,18 +333,19 @@ gat_of_vectors_backward = Launcher(_prepare_backward, sizes, structures=2)
 
 
 def _gradients(
-    m: Memory, sides: tuple[Structure, Structure, Any], h: Any, numbers: tuple[Any, ...],
-    grad: Any, places: Sequence[int], more: tuple[Any, ...], of_edges: bool, narrow: bool,
+    m: Memory, sides: tuple[Structure, Structure, Array | None], h: Array, sizes: tuple[Any, ...],
+    grad: Array, places: Sequence[int], more: tuple[Any, ...], of_edges: bool, narrow: bool,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Launch gradients of the features and of all scores.
 
-    ``numbers`` are device, dtype, that of sums, heads and features of each.  ``places`` are
-    addresses: of scores of both ends, the fields of ``Forward``, the bias and the gradient of
-    targets' scores; ``more`` are ``GatArguments`` behind the scores of both ends.  Gradients of
-    these lie in one array, behind 4 values of each row and head: of sources by slice, how many is
-    returned too, and those of targets; if these have an address, those of sources in an own array.
+    ``sizes`` are device, dtype, heads and features of each.  ``places`` are addresses: of scores of
+    both ends, the fields of ``Forward``, the bias and the gradient of targets' scores; ``more`` are
+    ``GatArguments`` behind the scores of both ends.  Gradients of these lie in one array, behind 4
+    values of each row and head: of sources by slice, how many is returned too, and those of
+    targets; if these have an address, those of sources in an own array.
     """
-    (S, T, perm), (device, dtype, sums, heads, feat) = sides, numbers
+    (S, T, perm), (device, dtype, heads, feat) = sides, sizes
+    sums = dtype if dtype == "float64" else "float32"
     el, er, out, plus, statistics, bias, d_er = places
     edges, loop_edges, seed, slope, share, loops = more
     d_loops = m.empty((0,) if loop_edges is None else loop_edges.shape, sums, h)
@@ -384,7 +363,7 @@ def _gradients(
     stats = m.address(room)
     d_el = m.address(apart) if d_er else stats + 4 * n_targets * size
     d_er = d_er or d_el + of_sources * size
-    drop = dropout_of(m, share, seed) if share else _NO_DROPOUT
+    drop = dropping_of(m, share, seed) if share else _NOTHING_DROPPED
     numbers_of = drop.seed_at, drop.seed, S.nnz if loops else -1, slope, drop.scale, drop.below
     if n_targets:
         if not loops:
@@ -412,8 +391,8 @@ def _gradients(
 
 
 def _of_edges(
-    S: Structure, m: Memory, grad: Any, h: Any, heads: int, scores: tuple[Any, ...], drop: Dropout,
-    options: tuple[float, bool], d_edges: Any,
+    S: Structure, m: Memory, grad: Array, h: Array, heads: int, scores: tuple[Any, ...],
+    drop: Dropping, options: tuple[float, bool], d_edges: Array,
 ) -> None:  # fmt: skip
     """Launch the gradient of ``edges``, from products rounded to the dtype of the features."""
     dots, (slope, loops), (el, edges, stats) = edges_cuda.sddmm(S, grad, h), options, scores

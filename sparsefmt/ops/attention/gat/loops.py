@@ -3,11 +3,13 @@
 Sums are split by the sign of the score, as in ``gat.cu``: gradients of scores are linear in both.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numba
 import numpy as np
 
+from ....formats.arrays import Array
+from ....formats.compressed import CSR
 from ...engine.lanes import (
     add_product,
     exp,
@@ -20,7 +22,17 @@ from ...engine.lanes import (
     total,
     width_of,
 )
-from ...engine.loops import AHEAD, MIDDLE, NARROW, dot, inlined, parallel, rows_of
+from ...engine.loops import AHEAD, MIDDLE, NARROW, dot, inlined, parallel, rows_of, writing
+from ...engine.small import packed, wide
+from ...engine.structure import transposed
+from ..score import Dropping, Forward, GatArguments, heads_and_feat, shape_of
+from . import small
+from .small import Twin, dropping_of, narrow, rounded, type_of_sums
+
+#: A place or a number of an entry.
+Index: TypeAlias = int | np.signedinteger[Any]
+#: Rows of a share of the sums of vectors' gradients, at least, and shares at most.
+_ROWS, _MOST_SHARES = 1024, 64
 
 
 class Rows(NamedTuple):
@@ -40,38 +52,31 @@ class Scores(NamedTuple):
     loops: Any  #: of the virtual loops
 
 
-class Sizes(NamedTuple):
-    """Heads, features of each, and entries of the longest row, a virtual loop included."""
+class Case(NamedTuple):
+    """What all loops over rows read: terms of scores, sizes, and how entries are dropped."""
 
+    scores: Scores
     heads: int
     feat: int
-    longest: int
+    longest: int  #: entries of the longest row, a virtual loop included
+    dropping: Dropping
+    slope: Any
+    loops: bool  #: whether each row has a virtual one
+
+
+philox = inlined(small.philox)
 
 
 @inlined
-def philox(seed: Any, counter: Any, stream: Any) -> Any:
-    """Philox4x32-10 (Salmon et al., SC'11): the first of the four words that a counter gives."""
-    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
-    a, b = np.uint64(counter) & low, np.uint64(counter) >> half
-    c, d = np.uint64(stream), np.uint64(0)
-    k0, k1 = np.uint64(seed) & low, np.uint64(seed) >> half
-    for _ in range(10):
-        p, q = np.uint64(0xD2511F53) * a, np.uint64(0xCD9E8D57) * c
-        a, b = (q >> half) ^ b ^ k0, q & low
-        c, d = (p >> half) ^ d ^ k1, p & low
-        k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
-    return a
-
-
-@inlined
-def stays(dropping: Any, number: Any, h: Any) -> Any:
+def stays(dropping: Dropping, number: Index, h: int) -> Any:
     """Return True if the entry of that number stays in head ``h``."""
     below = dropping.below
     return below == 0 or philox(dropping.seed, number, h) >= below
 
 
 @inlined
-def _sum_of(left: Any, right: Any, more: Any, at: Any) -> Any:
+def _sum_of(left: float, right: float, more: Array, at: Index) -> Any:
+    """Add the scores of both ends and, where there are any, one more."""
     z = left + right
     if len(more):
         z += more[at]
@@ -80,13 +85,10 @@ def _sum_of(left: Any, right: Any, more: Any, at: Any) -> Any:
 
 @inlined
 def _row_scores(
-    row: Any, start: Any, i: Any, h: Any, scores: Any, heads: Any, slope: Any, loops: Any,
-    weights: Any, signs: Any,
+    row: Array, start: Index, i: Index, h: int, scores: Scores, heads: int, slope: float,
+    loops: bool, weights: Array, signs: Array,
 ) -> Any:  # fmt: skip
-    """Write the scores of a row's entries and their signs; return their number and the largest.
-
-    With ``loops`` a virtual one comes last, and stored ones have the score -inf.
-    """
+    """Write scores of a row's entries, a virtual loop last; return their number and largest."""
     el, edges = scores.sources, scores.edges
     right, top = scores.targets[i * heads + h], el.dtype.type(-np.inf)
     size = len(row)
@@ -107,8 +109,8 @@ def _row_scores(
 
 
 @inlined
-def _powers(weights: Any, signs: Any, size: Any, top: Any) -> Any:
-    """``exp(s - top)`` with the sign of s, in place; their sum, and that of the positive ones."""
+def _powers(weights: Array, signs: Array, size: int, top: float) -> Any:
+    """Compute ``exp(s - top)`` with the sign of s, in place; return their sum, and the positive's."""
     zero = lanes(weights, NARROW, 0)
     step, nothing = width_of(zero), lanes(weights, NARROW, -np.inf)
     tops, sums, positive = lanes_beside(zero, weights, top), zero, zero
@@ -120,24 +122,21 @@ def _powers(weights: Any, signs: Any, size: Any, top: Any) -> Any:
         signed = load(zero, weights, k, count)
         sums = add_product(sums, sign, signed)
         positive = add_product(positive, 1, signed)
-    whole = total(sums)
+    denominator = total(sums)
     # What is left of the signed sum: positive less negative.
-    return whole, (whole + total(positive)) / 2
+    return denominator, (denominator + total(positive)) / 2
 
 
 @inlined
-def _add(sums: Any, weight: Any, run: Any) -> Any:
-    """Compute ``weight * run``, to the sum of positive weights or to that of negative ones."""
+def _add(sums: tuple[Any, Any], weight: float, run: Any) -> Any:
+    """Add ``weight * run`` to the sum of positive weights or to that of negative ones."""
     plus, minus = sums
     return add_product(plus, max(weight, 0), run), add_product(minus, max(-weight, 0), run)
 
 
 @inlined
-def _sums(X: Any, ldx: Any, at: Any, row: Any, own: Any, weights: Any, count: Any) -> Any:
-    """Sum ``X`` over the entries of a row, those of positive and of negative weights apart.
-
-    ``own`` is where the virtual loop leads, -1 where there is none.
-    """
+def _sums(X: Array, ldx: int, at: Index, row: Array, own: int, weights: Array, count: int) -> Any:
+    """Sum ``X`` over a row's entries, by their weights' signs; ``own`` is the loop's, or -1."""
     zero = lanes(X, MIDDLE, 0)
     sums = zero, zero
     for k in range(len(row)):
@@ -149,12 +148,16 @@ def _sums(X: Any, ldx: Any, at: Any, row: Any, own: Any, weights: Any, count: An
 
 @inlined
 def _drop(
-    dropping: Any, perm: Any, start: Any, stored: Any, loop: Any, size: Any, h: Any, weights: Any
+    dropping: Dropping,
+    perm: Array,
+    start: Index,
+    stored: int,
+    loop: Index,
+    size: int,
+    h: int,
+    weights: Array,
 ) -> None:
-    """Set the weights of a row's entries that are dropped to 0.
-
-    ``perm`` numbers the stored ones, if it is not empty, and ``loop`` the virtual one.
-    """
+    """Set weights of dropped entries to 0; ``perm``, if any, numbers stored ones."""
     for k in range(stored):
         number = np.int64(perm[start + k]) if len(perm) else start + k
         if not stays(dropping, number, h):
@@ -165,15 +168,16 @@ def _drop(
 
 @parallel
 def forward(
-    indptr: Any, indices: Any, H: Any, scores: Any, sizes: Any, dropping: Any, slope: Any,
-    loops: Any, out: Any, plus: Any, stats: Any, pieces: Any,
+    indptr: Array, indices: Array, H: Array, case: Case, out: Array, plus: Array, stats: Array,
+    attention: Array, pieces: int,
 ) -> None:  # fmt: skip
-    """``O[i, h] = sum of M[e, h] P[e, h] H[j, h]``, and the part of it whose scores are positive.
+    """Compute ``O[i, h] = sum of M[e, h] P[e, h] H[j, h]``, and what is asked for besides.
 
-    Of each row and head also the largest score, the sum of exponentials, the share of positive
-    scores, and 0.
+    ``plus`` is the part of it whose scores are positive.  ``stats`` has of each row and head the
+    largest score, the sum of exponentials, the share of positive scores, and 0.  ``attention`` is
+    P, in the order of the entries; 0 for stored loops beside virtual ones.
     """
-    heads, feat, longest = sizes
+    scores, heads, feat, longest, dropping, slope, loops = case
     for piece in numba.prange(pieces):
         weights, signs = np.empty(longest, H.dtype), np.empty(longest, H.dtype)
         first, last = rows_of(indptr, piece, pieces)
@@ -186,10 +190,13 @@ def forward(
                 size, top = _row_scores(
                     row, start, i, h, scores, heads, slope, loops, weights, signs
                 )
-                whole, positive = _powers(weights, signs, size, top)
+                denominator, positive = _powers(weights, signs, size, top)
+                if len(attention):
+                    for k in range(len(row)):
+                        attention[(start + k) * heads + h] = abs(weights[k]) / denominator
                 if dropping.below > 0:
                     _drop(dropping, indices[:0], start, len(row), loop, size, h, weights)
-                factor = H.dtype.type(0) if whole == 0 else dropping.scale / whole
+                factor = H.dtype.type(0) if denominator == 0 else dropping.scale / denominator
                 for f in range(0, feat, wide):
                     count = min(wide, feat - f)
                     a, b = _sums(H, heads * feat, h * feat + f, row, own, weights, count)
@@ -198,36 +205,15 @@ def forward(
                         store(a, plus, item * feat + f, count)
                     store(add_product(a, 1, b), out, item * feat + f, count)
                 if len(stats):
-                    stats[4 * item], stats[4 * item + 1] = top, whole
-                    stats[4 * item + 2] = positive / whole if size else 0
+                    stats[4 * item], stats[4 * item + 1] = top, denominator
+                    stats[4 * item + 2] = positive / denominator if size else 0
                     stats[4 * item + 3] = 0
-
-
-@parallel
-def attention(
-    indptr: Any, indices: Any, scores: Any, sizes: Any, slope: Any, loops: Any, out: Any,
-    pieces: Any,
-) -> None:  # fmt: skip
-    """Compute ``P[e, h]``, in the order of the entries; 0 for stored loops beside virtual ones."""
-    heads, _, longest = sizes
-    for piece in numba.prange(pieces):
-        weights, signs = np.empty(longest, out.dtype), np.empty(longest, out.dtype)
-        first, last = rows_of(indptr, piece, pieces)
-        for i in range(first, last):
-            start, row = np.int64(indptr[i]), indices[indptr[i] : indptr[i + 1]]
-            for h in range(heads):
-                size, top = _row_scores(
-                    row, start, i, h, scores, heads, slope, loops, weights, signs
-                )
-                whole, _ = _powers(weights, signs, size, top)
-                for k in range(len(row)):
-                    out[(start + k) * heads + h] = abs(weights[k]) / whole
 
 
 @inlined
 def _source_scores(
-    row: Any, perm: Any, start: Any, j: Any, h: Any, scores: Any, heads: Any, slope: Any,
-    loops: Any, stats: Any, work: Any,
+    row: Array, perm: Array, start: Index, j: Index, h: int, scores: Scores, heads: int,
+    slope: float, loops: bool, stats: Array, work: tuple[Array, Array, Array],
 ) -> Any:  # fmt: skip
     """Write each score of a source's entries less the largest of the target's, into ``work``.
 
@@ -236,7 +222,8 @@ def _source_scores(
     """
     er, edges, (weights, signs, shares) = scores.targets, scores.edges, work
     left, size = scores.sources[j * heads + h], len(row)
-    one = er.dtype.type(1)
+    unit = er.dtype.type(1)
+    item: Index
     for k in range(size):
         item = np.int64(row[k]) * heads + h
         z = left + er[item]
@@ -245,7 +232,7 @@ def _source_scores(
         inverse = stats[3 * item + 1]
         signs[k] = inverse if z > 0 else -inverse
         weights[k] = (z if z > 0 else slope * z) - stats[3 * item]
-        shares[k] = (one if z > 0 else slope) * stats[3 * item + 2] * inverse
+        shares[k] = (unit if z > 0 else slope) * stats[3 * item + 2] * inverse
         if loops and np.int64(row[k]) == j:
             weights[k] = -np.inf
     if loops:
@@ -254,14 +241,14 @@ def _source_scores(
         inverse = stats[3 * item + 1]
         signs[size] = inverse if z > 0 else -inverse
         weights[size] = (z if z > 0 else slope * z) - stats[3 * item]
-        shares[size] = (one if z > 0 else slope) * stats[3 * item + 2] * inverse
+        shares[size] = (unit if z > 0 else slope) * stats[3 * item + 2] * inverse
         size += 1
     return size
 
 
 @inlined
-def _source_weights(work: Any, size: Any) -> Any:
-    """Put P with the sign of the score in place of the score; return ``sum of leaky'(z) P D``."""
+def _source_weights(work: tuple[Array, Array, Array], size: int) -> Any:
+    """Write P with the sign of the score in place of the score; return ``sum of leaky'(z) P D``."""
     weights, signs, shares = work
     zero, nothing = lanes(weights, NARROW, 0), lanes(weights, NARROW, -np.inf)
     step, less = width_of(zero), zero
@@ -275,15 +262,14 @@ def _source_weights(work: Any, size: Any) -> Any:
 
 @parallel
 def backward(
-    T: Any, grad: Any, H: Any, scores: Any, sizes: Any, dropping: Any, slope: Any, loops: Any,
-    stats: Any, out: Any, d_el: Any, pieces: Any,
-) -> None:  # fmt: skip
-    """Over the transposed structure ``dH[j, h] = sum of M P[e, h] dO[i, h]``; the gradient of el.
+    T: Rows, grad: Array, H: Array, case: Case, stats: Array, out: Array, d_el: Array, pieces: int
+) -> None:
+    """Compute ``dH[j, h] = sum of M P[e, h] dO[i, h]`` of the transpose, and the gradient of el.
 
     ``stats`` has of each target and head the largest score, 1 by the sum of exponentials, and
     <dO, O>.
     """
-    heads, feat, longest = sizes
+    scores, heads, feat, longest, dropping, slope, loops = case
     indptr, indices, perm = T
     for piece in numba.prange(pieces):
         weights, signs = np.empty(longest, grad.dtype), np.empty(longest, grad.dtype)
@@ -314,24 +300,24 @@ def backward(
 
 @parallel
 def statistics(
-    out: Any, plus: Any, grad: Any, forward: Any, slope: Any, feat: Any, stats: Any, d_er: Any,
-    pieces: Any,
+    out: Array, plus: Array, grad: Array, forward: Array, slope: float, feat: int, stats: Array,
+    d_er: Array, pieces: int,
 ) -> None:  # fmt: skip
     """Write the largest score, 1 by the sum and <dO, out> of each row and head, and ``d_er``."""
     for piece in numba.prange(pieces):
         for item in range(piece * len(d_er) // pieces, (piece + 1) * len(d_er) // pieces):
             D = dot(grad, item * feat, out, item * feat, feat)
             positive = dot(grad, item * feat, plus, item * feat, feat)
-            whole = forward[4 * item + 1]
+            denominator = forward[4 * item + 1]
             stats[3 * item], stats[3 * item + 2] = forward[4 * item], D
-            stats[3 * item + 1] = 0 if whole == 0 else 1 / whole
+            stats[3 * item + 1] = 0 if denominator == 0 else 1 / denominator
             d_er[item] = (1 - slope) * (positive - D * forward[4 * item + 2])
 
 
 @inlined
 def _score_gradient(
-    z: Any, grad: Any, H: Any, target: Any, source: Any, feat: Any, slope: Any, factor: Any,
-    stats: Any,
+    z: float, grad: Array, H: Array, target: Index, source: Index, feat: int, slope: float,
+    factor: float, stats: Array,
 ) -> Any:  # fmt: skip
     """Compute ``leaky'(z) P (M <dO, H> - D)`` of one entry and head; M is the ``factor``."""
     p = np.exp((z if z > 0 else slope * z) - stats[3 * target]) * stats[3 * target + 1]
@@ -342,17 +328,20 @@ def _score_gradient(
 
 @parallel
 def edge_gradient(
-    indptr: Any, indices: Any, grad: Any, H: Any, scores: Any, sizes: Any, dropping: Any,
-    slope: Any, loops: Any, stats: Any, out: Any, pieces: Any,
+    indptr: Array, indices: Array, grad: Array, H: Array, case: Case, stats: Array, out: Array,
+    own: Array, pieces: int,
 ) -> None:  # fmt: skip
-    """Write the gradient of the scores of entries; 0 at stored loops that are left out."""
-    heads, feat, _ = sizes
-    el, er, edges = scores.sources, scores.targets, scores.edges
+    """Write gradients of scores of entries and, to ``own``, of loops; either may be empty."""
+    (el, er, edges, virtual), heads, feat, _, dropping, slope, loops = case
     for piece in numba.prange(pieces):
         first, last = rows_of(indptr, piece, pieces)
         nothing, end, line = H.dtype.type(0), len(indices) - 1, width_of(lanes(H, NARROW, 0))
         for i in range(first, last):
-            for e in range(np.int64(indptr[i]), np.int64(indptr[i + 1])):
+            for item in range(i * heads, (i + 1) * heads if len(own) else i * heads):
+                z, number = _sum_of(el[item], er[item], virtual, item), end + 1 + i
+                factor = dropping.scale if stays(dropping, number, item % heads) else nothing
+                own[item] = _score_gradient(z, grad, H, item, item, feat, slope, factor, stats)
+            for e in range(np.int64(indptr[i]), np.int64(indptr[i + 1]) if len(out) else 0):
                 j, ahead = np.int64(indices[e]), np.int64(indices[min(e + AHEAD, end)])
                 for f in range(0, heads * feat, line):
                     prefetch(lanes(H, NARROW, 0), H, ahead * heads * feat + f)
@@ -369,25 +358,8 @@ def edge_gradient(
 
 
 @parallel
-def loop_gradient(
-    nnz: Any, grad: Any, H: Any, scores: Any, sizes: Any, dropping: Any, slope: Any, stats: Any,
-    out: Any, pieces: Any,
-) -> None:  # fmt: skip
-    """Write the gradient of the scores of virtual loops."""
-    heads, feat, _ = sizes
-    el, er, own = scores.sources, scores.targets, scores.loops
-    for piece in numba.prange(pieces):
-        nothing = H.dtype.type(0)
-        for item in range(piece * len(out) // pieces, (piece + 1) * len(out) // pieces):
-            i = item // heads
-            z = _sum_of(el[item], er[item], own, item)
-            factor = dropping.scale if stays(dropping, nnz + i, item - i * heads) else nothing
-            out[item] = _score_gradient(z, grad, H, item, item, feat, slope, factor, stats)
-
-
-@parallel
 def scores_of_vectors(
-    H: Any, source: Any, target: Any, heads: Any, feat: Any, el: Any, er: Any, pieces: Any
+    H: Array, source: Array, target: Array, heads: int, feat: int, el: Array, er: Array, pieces: int
 ) -> None:
     """Compute ``el = <H, source>`` and ``er = <H, target>`` of each row and head."""
     for piece in numba.prange(pieces):
@@ -399,7 +371,8 @@ def scores_of_vectors(
 
 @parallel
 def through_scores(
-    H: Any, scores: Any, vectors: Any, heads: Any, feat: Any, dH: Any, sums: Any, pieces: Any
+    H: Array, scores: tuple[Array, Array], vectors: tuple[Array, Array], heads: int, feat: int,
+    dH: Array, sums: Array, pieces: int
 ) -> None:  # fmt: skip
     """Add to ``dH`` what both ``scores``, of which these are gradients, add to it.
 
@@ -421,7 +394,104 @@ def through_scores(
                     for of, factor in ((of_source, left), (of_target, right)):
                         sum_ = load(zero, sums, of + f, count)
                         store(add_product(sum_, factor, run), sums, of + f, count)
-                    found = load(zero, dH, i * width + f, count)
-                    found = add_product(found, left, load(zero, source, f, count))
-                    found = add_product(found, right, load(zero, target, f, count))
-                    store(found, dH, i * width + f, count)
+                    added = load(zero, dH, i * width + f, count)
+                    added = add_product(added, left, load(zero, source, f, count))
+                    added = add_product(added, right, load(zero, target, f, count))
+                    store(added, dH, i * width + f, count)
+
+
+# Kernels
+
+
+def _forward(
+    A: CSR, bias: Array | None, args: GatArguments, *, out: Array | None = None, train: bool = True
+) -> Forward:
+    """Compute the product in ``out``, or as sums run; with ``train`` what backward needs too."""
+    h, kind = args.h, type_of_sums(args.h)
+    if out is None:
+        out = np.empty((A.n_rows, *h.shape[1:]), kind)
+    plus = np.empty(out.shape if train else 0, kind)
+    statistics = np.empty((A.n_rows, heads_and_feat(h)[0], 4) if train else 0, kind)
+    if out.size or train:
+        with writing(out) as (Y, pieces):
+            results = Y.reshape(-1), plus.reshape(-1), statistics.reshape(-1), np.empty(0, kind)
+            forward(A.indptr, A.indices, packed(h), _case_of(A, args), *results, pieces)
+            if bias is not None:
+                Y += wide(bias).reshape(h.shape[1:])
+    return Forward(out, plus, statistics)
+
+
+def _gradients(
+    A: CSR, transpose: tuple[CSR | None, Any], grad: Array, saved: Forward, of_edges: bool,
+    args: GatArguments,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Compute gradients of the features and of all scores, over columns and then over rows."""
+    h = args.h
+    kind, X, g = type_of_sums(h), packed(h), packed(grad)
+    T, perm = transposed(A) if transpose[0] is None else (transpose[0], transpose[1])
+    terms = (args.el, True), (args.er, True), (args.loop_edges, True), (args.edges, of_edges)
+    dh, stats = np.empty(h.shape, h.dtype), np.empty(3 * args.er.size, kind)
+    results = [np.empty(shape_of(term, wanted), kind) for term, wanted in terms]
+    d_el, d_er, d_loops, d_edges = (a.reshape(-1) for a in results)
+    (out, plus, forward), case = (packed(a) for a in saved), _case_of(T, args)
+    if not case.loops:
+        d_loops[...] = 0
+        d_loops = d_loops[:0]
+    with writing(dh) as (result, pieces):
+        statistics(out, plus, g, forward, case.slope, h.shape[-1], stats, d_er, pieces)
+        columns, of_columns = Rows(T.indptr, T.indices, perm), (result.reshape(-1), d_el, pieces)
+        backward(columns, g, X, case, stats, *of_columns)
+        if len(d_edges) or len(d_loops):
+            edge_gradient(A.indptr, A.indices, g, X, case, stats, d_edges, d_loops, pieces)
+    return dh, *results
+
+
+def _attention(A: CSR, args: GatArguments, out: Array) -> None:
+    """Write ``P[e, k]``, 0 at loops that are left out."""
+    none = np.empty(0, out.dtype)
+    with writing(out) as (P, pieces):
+        rows = A.indptr, A.indices, none, _case_of(A, args)
+        forward(*rows, none, none, none, P.reshape(-1), pieces)
+
+
+def gat_scores(h: Array, source: Array, target: Array) -> tuple[Array, Array]:
+    """Compute ``el = <h, source>`` and ``er = <h, target>`` of each row and head."""
+    el, er = (np.empty(h.shape[:-1], type_of_sums(h)) for _ in range(2))
+    if h.size:
+        args = packed(h), packed(source), packed(target), *heads_and_feat(h)
+        with writing(el) as (_, pieces):
+            scores_of_vectors(*args, el.reshape(-1), er.reshape(-1), pieces)
+    else:
+        el[...] = er[...] = 0
+    return el, er
+
+
+def _through_scores(
+    h: Array, dh: Array, d_el: Array, d_er: Array, source: Array, target: Array
+) -> tuple[Array, Array]:
+    """Add to ``dh`` what scores add to it; compute the gradients of both vectors."""
+    scores, vectors = (packed(d_el), packed(d_er)), (packed(source), packed(target))
+    shares = min(-(-len(h) // _ROWS), _MOST_SHARES)  # whatever the number of threads
+    sums, result = np.zeros((shares, 2, *source.shape), d_el.dtype), packed(dh)
+    if h.size:
+        of_rows = *heads_and_feat(h), result, sums.reshape(-1), shares
+        with writing(dh):
+            through_scores(packed(h), scores, vectors, *of_rows)
+    return rounded(result.reshape(h.shape), h), sums.sum(0)
+
+
+def _case_of(A: CSR, args: GatArguments) -> Case:
+    """Return what all loops over rows read."""
+    kind = type_of_sums(args.h)
+    terms = (np.empty(0, kind) if a is None else packed(a) for a in args[1:5])
+    longest = int(np.diff(A.indptr).max(initial=0)) + bool(args.loops)
+    dropping = dropping_of(args.dropout, args.seed, kind)
+    sizes = *heads_and_feat(args.h), longest
+    return Case(Scores(*terms), *sizes, dropping, narrow(kind, args.slope), bool(args.loops))
+
+
+_twin = Twin(_forward, _gradients, _through_scores, _attention)
+gat, gat_attention, gat_backward = _twin.gat, _twin.gat_attention, _twin.gat_backward
+gat_with_statistics = _twin.gat_with_statistics
+gat_of_vectors, gat_of_vectors_backward = _twin.gat_of_vectors, _twin.gat_of_vectors_backward
+gat_of_vectors_with_statistics = _twin.gat_of_vectors_with_statistics

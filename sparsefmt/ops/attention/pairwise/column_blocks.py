@@ -41,7 +41,7 @@ def count(S: Structure, nbytes: int) -> int:
 def blocks_of(A: CSR | Structure, blocks: int, stream: int) -> tuple[ColumnBlock, ...]:
     """Return the columns of ``A`` in so many blocks, built once of its CSR.
 
-    Empty where no CSR is found, columns do not ascend in every row, or a capture of that stream
+    Empty where the CSR is unknown, columns do not ascend in every row, or a capture of that stream
     cannot look.
     """
     csr = csr_of(A) if blocks > 1 else None
@@ -54,16 +54,18 @@ def blocks_of(A: CSR | Structure, blocks: int, stream: int) -> tuple[ColumnBlock
 
 
 def _build(A: CSR, blocks: int) -> tuple[ColumnBlock, ...]:
+    """Build the blocks of columns."""
     xp, size = namespace(A.indptr), -(-A.n_cols // blocks)
     with on_device_of(A.indptr), allocating(f"{A!r} in {blocks} blocks of columns"):
         begins = xp.empty((blocks + 1, A.n_rows), A.index_dtype)
         _begins_kernel()(A.indptr, A.indices, A.n_rows, size, blocks, begins, size=begins.size)
-        found = tuple(_block(A, first, last) for first, last in pairwise(begins))
+        result = tuple(_block(A, first, last) for first, last in pairwise(begins))
     finish(A.indptr)  # synchronize!
-    return found
+    return result
 
 
 def _block(A: CSR, first: Array, last: Array) -> ColumnBlock:
+    """Build a block of the entries between the first and the last of each row."""
     indptr = primitives.offsets(last - first, A.index_dtype)
     nnz = int(indptr[-1])  # synchronize!
     chunks, moves = formats_chunks.chunks(indptr, nnz), first - indptr[:-1]

@@ -28,9 +28,9 @@ from ...engine.lanes import (
 from ...engine.loops import MIDDLE, NARROW, dot, inlined, parallel, rows_of, writing
 from ...engine.small import packed, values_of
 from ...engine.structure import transposed
-from ..gat.loops import Rows, stays
-from ..gat.small import Dropping, dropping_of, narrow
-from ..score import PairwiseArguments, heads_and_feat, shape_of, sums_dtype
+from ..gat.loops import Index, Rows, stays
+from ..gat.small import dropping_of, narrow
+from ..score import Dropping, PairwiseArguments, heads_and_feat, shape_of, sums_dtype
 
 #: Entries of a row at a time: 64 rows of 128 float32 values fill the first cache.
 ENTRIES = 64
@@ -73,7 +73,16 @@ class Gradients(NamedTuple):
 
 
 @inlined
-def _gather(A: Any, far: Any, pitch: Any, i: Any, e: Any, loops: Any, places: Any, ids: Any) -> Any:
+def _gather(
+    A: Rows,
+    far: tuple[Array, ...],
+    pitch: int,
+    i: Index,
+    e: Index,
+    loops: bool,
+    places: Array,
+    ids: Array,
+) -> Any:
     """Write neighbours and numbers of the next entries of row ``i``, and prefetch rows of ``far``.
 
     With ``loops`` stored ones are left out and one follows the last entry.  Returns the entry
@@ -100,7 +109,7 @@ def _gather(A: Any, far: Any, pitch: Any, i: Any, e: Any, loops: Any, places: An
 
 @inlined
 def _leaky_product(
-    X: Any, at: Any, Y: Any, there: Any, att: Any, slope: Any, first: Any, feat: Any
+    X: Array, at: Index, Y: Array, there: Index, att: Array, slope: float, first: Index, feat: int
 ) -> Any:
     """Compute ``sum of att leaky(x + y)``."""
     zero = lanes(X, NARROW, 0)
@@ -115,7 +124,14 @@ def _leaky_product(
 
 @inlined
 def _scores(
-    own: Any, i: Any, far: Any, places: Any, ids: Any, scoring: Any, h: Any, scores: Any
+    own: Array,
+    i: Index,
+    far: Array,
+    places: Array,
+    ids: Array,
+    scoring: Scoring,
+    h: int,
+    scores: Array,
 ) -> None:
     """Write the scores of one head of row ``i`` of ``own`` with rows of ``far`` at the places."""
     heads, feat, att, edges, slope, scale = scoring
@@ -136,7 +152,8 @@ def _scores(
 
 
 @inlined
-def _drop(dropping: Any, ids: Any, h: Any, weights: Any) -> None:
+def _drop(dropping: Dropping, ids: Array, h: int, weights: Array) -> None:
+    """Set the weights of dropped entries to 0."""
     if dropping.below > 0:
         for k in range(len(ids)):
             if not stays(dropping, ids[k], h):
@@ -144,8 +161,8 @@ def _drop(dropping: Any, ids: Any, h: Any, weights: Any) -> None:
 
 
 @inlined
-def _exponentials(values: Any, less: Any, count: Any) -> Any:
-    """Compute ``exp(value - less)`` in place of each value; their sum."""
+def _exponentials(values: Array, less: float, count: int) -> Any:
+    """Compute ``exp(value - less)`` in place of each value; return their sum."""
     low, zero = lanes(values, NARROW, -np.inf), lanes(values, NARROW, 0)
     tops, sums = lanes_beside(zero, values, less), zero
     for k in range(0, count, width_of(zero)):
@@ -158,8 +175,8 @@ def _exponentials(values: Any, less: Any, count: Any) -> Any:
 
 @inlined
 def _add_rows(
-    out: Any, at: Any, before: Any, X: Any, first: Any, pitch: Any, feat: Any, places: Any,
-    weights: Any,
+    out: Array, at: Index, before: float, X: Array, first: Index, pitch: int, feat: int,
+    places: Array, weights: Array,
 ) -> None:  # fmt: skip
     """Compute ``out = before * out + sum of weights[k] X[places[k]]``."""
     zero = lanes(out, MIDDLE, 0)
@@ -174,10 +191,10 @@ def _add_rows(
 
 @inlined
 def _add_slopes(
-    out: Any, datt: Any, to: Any, own: Any, at: Any, far: Any, first: Any, scoring: Any,
-    places: Any, grads: Any,
+    out: Array, datt: Array, to: int, own: Array, at: Index, far: Array, first: Index,
+    scoring: Scoring, places: Array, grads: Array,
 ) -> None:  # fmt: skip
-    """``out += att sum of grads[k] leaky'(z)``, and ``datt += sum of grads[k] leaky(z)``."""
+    """Add ``att sum of grads[k] leaky'(z)`` to ``out``, ``sum of grads[k] leaky(z)`` to datt."""
     feat, att, slope = scoring.feat, scoring.att, scoring.slope
     zero, pitch = lanes(out, MIDDLE, 0), scoring.heads * feat
     for f in range(0, feat, width_of(zero)):
@@ -200,8 +217,8 @@ def _add_slopes(
 
 @parallel
 def forward(
-    A: Any, queries: Any, keys: Any, values: Any, scoring: Any, dropping: Any, loops: Any,
-    out: Any, statistics: Any, pieces: Any,
+    A: Rows, queries: Array, keys: Array, values: Array, scoring: Scoring, dropping: Dropping,
+    loops: bool, out: Array, statistics: Array, pieces: int,
 ) -> None:  # fmt: skip
     """Compute ``O[i, h] = sum of P[e, h] V[j, h]``; of each row and head its ``statistics``."""
     heads, feat = scoring.heads, scoring.feat
@@ -242,8 +259,8 @@ def forward(
 
 @inlined
 def _gradients(
-    i: Any, near: Any, far: Any, sums: Any, of_sources: Any, places: Any, ids: Any, scoring: Any,
-    dropping: Any, h: Any, weights: Any, grads: Any,
+    i: Index, near: End, far: End, sums: RowSums, of_sources: bool, places: Array, ids: Array,
+    scoring: Scoring, dropping: Dropping, h: int, weights: Array, grads: Array,
 ) -> None:  # fmt: skip
     """Write ``M P`` of one head of the gathered entries, and the gradients of their scores."""
     heads, feat = scoring.heads, scoring.feat
@@ -265,8 +282,8 @@ def _gradients(
 
 @parallel
 def backward(
-    A: Any, near: Any, far: Any, scoring: Any, dropping: Any, loops: Any, of_sources: Any,
-    sums: Any, found: Any, pieces: Any,
+    A: Rows, near: End, far: End, scoring: Scoring, dropping: Dropping, loops: bool,
+    of_sources: bool, sums: RowSums, results: Gradients, pieces: int,
 ) -> None:  # fmt: skip
     """Write the gradients of the rows of ``near``, from those of ``far`` at the entries' other end.
 
@@ -275,9 +292,9 @@ def backward(
     """
     heads, feat = scoring.heads, scoring.feat
     # What is written has names of its own: numba takes a store to a record's field for dead.
-    dnear, dvalues, datt, dedges = found
+    dnear, dvalues, datt, dedges = results
     _, dots = sums
-    pitch, one = heads * feat, dnear.dtype.type(1)
+    pitch, unit = heads * feat, dnear.dtype.type(1)
     for piece in numba.prange(pieces):
         places, ids = np.empty(ENTRIES, np.int64), np.empty(ENTRIES, np.int64)
         weights, grads = np.empty(ENTRIES, dnear.dtype), np.empty(ENTRIES, dnear.dtype)
@@ -306,7 +323,7 @@ def backward(
                         grads[k] *= scoring.scale
                     if of_sources:
                         _add_rows(
-                            dvalues, at, one, far.weighed, there, pitch, feat, places[:n], weights
+                            dvalues, at, unit, far.weighed, there, pitch, feat, places[:n], weights
                         )
                     if len(scoring.att):
                         _add_slopes(
@@ -314,28 +331,22 @@ def backward(
                             scoring, places[:n], grads,
                         )  # fmt: skip
                     else:
-                        _add_rows(dnear, at, one, far.scored, there, pitch, feat, places[:n], grads)
+                        _add_rows(
+                            dnear, at, unit, far.scored, there, pitch, feat, places[:n], grads
+                        )
 
 
-class Call(NamedTuple):
-    """Arguments of all loops of a call: features as one axis, and numbers in the type of sums."""
-
-    queries: Array
-    keys: Array
-    values: Array
-    scoring: Scoring
-    dropping: Dropping
-    loops: bool
-
-
-def _call_of(given: PairwiseArguments) -> Call:
-    keys, kind = given.keys, np.dtype(sums_dtype(given.keys)).type
-    terms = values_of(given.att, keys).reshape(-1), values_of(given.edges, keys).reshape(-1)
-    factors = narrow(kind, given.slope), narrow(kind, given.scale)
+def _inputs_of(
+    args: PairwiseArguments,
+) -> tuple[Array, Array, Array, Scoring, Dropping, bool]:
+    """Return the arguments as loops take them: features as one axis, numbers as sums run."""
+    keys, kind = args.keys, np.dtype(sums_dtype(args.keys)).type
+    terms = values_of(args.att, keys).reshape(-1), values_of(args.edges, keys).reshape(-1)
+    factors = narrow(kind, args.slope), narrow(kind, args.scale)
     scoring = Scoring(*heads_and_feat(keys), *terms, *factors)
-    q, k = _read(given.queries), _read(keys)
-    v = k if given.values is None else _read(given.values)
-    return Call(q, k, v, scoring, dropping_of(given.dropout, given.seed, kind), given.loops)
+    q, k = _read(args.queries), _read(keys)
+    v = k if args.values is None else _read(args.values)
+    return q, k, v, scoring, dropping_of(args.dropout, args.seed, kind), args.loops
 
 
 def _read(a: Array) -> Array:
@@ -345,72 +356,60 @@ def _read(a: Array) -> Array:
 
 
 def pairwise(A: CSR, *arguments: Any, out: Array | None = None) -> Array:
-    """Compute ``O[i, h] = sum of M[e, h] P[e, h] V[j, h]`` over the entries of row i.
-
-    The others are ``PairwiseArguments``, here and in the gradients.
-    """
-    given = PairwiseArguments(*arguments)
-    out = _result(A, given) if out is None else out
-    call = _call_of(given)
-    return _forward(A, call, out, np.empty(0, call.keys.dtype))
+    """Compute ``O[i, h] = sum of M[e, h] P[e, h] V[j, h]``, of ``PairwiseArguments``."""
+    return _forward(A, PairwiseArguments(*arguments), out, train=False)[0]
 
 
 def pairwise_with_statistics(A: CSR, *arguments: Any) -> tuple[Array, Array]:
     """Compute ``pairwise``, and what backward reads of each row and head."""
-    given = PairwiseArguments(*arguments)
-    return _forward_with_statistics(A, _call_of(given), _result(A, given))
+    return _forward(A, PairwiseArguments(*arguments))
 
 
-def _result(A: CSR, given: PairwiseArguments) -> Array:
-    return np.empty((A.n_rows, *given.keys.shape[1:]), given.keys.dtype)
-
-
-def _forward_with_statistics(A: CSR, call: Call, out: Array) -> tuple[Array, Array]:
-    statistics = np.zeros((A.n_rows, call.scoring.heads, 2), call.keys.dtype)
-    return _forward(A, call, out, statistics), statistics
-
-
-def _forward(A: CSR, call: Call, out: Array, statistics: Array) -> Array:
+def _forward(
+    A: CSR, args: PairwiseArguments, out: Array | None = None, *, train: bool = True
+) -> tuple[Array, Array]:
+    """Compute the product, and with ``train`` the statistics."""
+    inputs, keys = _inputs_of(args), args.keys
+    if out is None:
+        out = np.empty((A.n_rows, *keys.shape[1:]), keys.dtype)
+    shape = (A.n_rows, heads_and_feat(keys)[0], 2) if train else 0
+    statistics = np.zeros(shape, sums_dtype(keys))
     if out.size:
         rows = Rows(A.indptr, A.indices, np.empty(0, A.indices.dtype))
         with writing(out) as (result, pieces):
-            forward(rows, *call, result.reshape(-1), statistics.reshape(-1), pieces)
-    return out
+            forward(rows, *inputs, result.reshape(-1), statistics.reshape(-1), pieces)
+    return out, statistics
 
 
 def pairwise_backward(
-    A: CSR, T: CSR | None, perm: Any, grad: Array, out: Array | None, statistics: Any,
-    of_edges: bool, *arguments: Any,
+    A: CSR, T: CSR | None, perm: Array | None, grad: Array, out: Array | None,
+    statistics: Array | None, of_edges: bool, *arguments: Any,
 ) -> tuple[Array, ...]:  # fmt: skip
     """Compute gradients of queries, keys, values, ``att`` and edges, as on a GPU."""
-    given = PairwiseArguments(*arguments)
-    call, keys_are_values = _call_of(given), given.values is None
-    sums, make = call.keys.dtype, np.empty if grad.size else np.zeros
-    features = given.queries, given.keys, given.values
-    dqueries, dkeys, dvalues = (make(shape_of(a), sums) for a in features)
-    datt = np.zeros(shape_of(given.att), sums)
-    dedges = np.zeros(shape_of(given.edges, of_edges), sums)  # 0 at stored loops that are left out
+    args = PairwiseArguments(*arguments)
+    inputs = _inputs_of(args)
+    (queries, keys, values), shared = inputs[:3], inputs[3:]
+    sums, make, dtype = keys.dtype, np.empty if grad.size else np.zeros, args.keys.dtype
+    dqueries, dkeys, dvalues = (make(shape_of(a), sums) for a in args[:3])
+    datt = np.zeros(shape_of(args.att), sums)
+    dedges = np.zeros(shape_of(args.edges, of_edges), sums)  # 0 at stored loops that are left out
     if grad.size:
-        if out is None:
-            out, statistics = _forward_with_statistics(A, call, np.empty(grad.shape, sums))
+        if statistics is None:
+            out, statistics = _forward(A, args, np.empty(grad.shape, sums))
         if T is None:
             T, perm = transposed(A)
         none, of_pieces = np.empty(0, sums), np.zeros((PIECES, datt.size), sums)
         of_rows = RowSums(statistics.reshape(-1), np.empty(statistics.size // 2, sums))
-        targets, sources = End(call.queries, _read(grad)), End(call.keys, call.values)
-        shared = call.scoring, call.dropping, call.loops
-        of_targets = Gradients(
-            dqueries.reshape(-1), _read(out), of_pieces.reshape(-1), dedges.reshape(-1)
-        )
-        weighed = dkeys if keys_are_values else dvalues
+        targets, sources = End(queries, _read(grad)), End(keys, values)
+        flat = dqueries.reshape(-1), _read(out), of_pieces.reshape(-1), dedges.reshape(-1)
+        weighed = dkeys if args.values is None else dvalues
         of_sources = Gradients(dkeys.reshape(-1), weighed.reshape(-1), none, none)
-        rows = Rows(A.indptr, A.indices, np.empty(0, perm.dtype))
         columns = Rows(T.indptr, T.indices, perm)
+        rows = Rows(A.indptr, A.indices, np.empty(0, columns.perm.dtype))
         with writing(none):
-            backward(rows, targets, sources, *shared, False, of_rows, of_targets, PIECES)
+            backward(rows, targets, sources, *shared, False, of_rows, Gradients(*flat), PIECES)
             backward(columns, sources, targets, *shared, True, of_rows, of_sources, PIECES)
-        datt = datt if given.att is None else of_pieces.sum(axis=0).reshape(datt.shape)
+        datt = datt if args.att is None else of_pieces.sum(axis=0).reshape(datt.shape)
     with np.errstate(over="ignore", under="ignore"):
-        dtype = given.keys.dtype
         narrowed = (d.astype(dtype, copy=False) for d in (dqueries, dkeys, dvalues))
         return *narrowed, datt, dedges
