@@ -1,6 +1,7 @@
 """SpMM: a sparse matrix times dense features, and the entries that win a maximum or minimum."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -424,7 +425,7 @@ def _gradient(launcher: Callable[..., Any], *arguments: Arg, **facts: Any) -> Op
 
 SPMM_ARG = Op(
     "spmm_arg",
-    (_X, VALUES, *SCALES, Arg("reduce", kind="str", words=REDUCTIONS[2:])),
+    (_X, replace(VALUES, axes=(1,)), *SCALES, Arg("reduce", kind="str", words=REDUCTIONS[2:])),
     results=_rows_and_winners,
     returns=2,
     kernels=csr_kernels(cuda.spmm_arg, "spmm_csr_balanced", "spmm_csr_numba"),
