@@ -7,7 +7,7 @@ from torch.autograd import Function
 
 from ..ops.engine.bind import bind
 from .engine.library import LibraryOp
-from .engine.recording import recorded
+from .engine.recording import taped
 from .matmul import SDDMM, dot_products, multiply
 from .tensors.order import in_csr_order, in_own_order
 from .tensors.prepare import GraphLike, tensors_of
@@ -81,12 +81,13 @@ def edge_softmax(graph: GraphLike, scores: Tensor) -> Tensor:
     tensors = tensors_of(graph)
     _, scores = bind(EDGE_SOFTMAX.row, tensors, scores=scores)
     ordered = in_csr_order(tensors, scores)
-    out: Tensor
-    if recorded(ordered):
-        out = _EdgeSoftmax.apply(ordered, tensors)  # type: ignore[no-untyped-call]
-    else:
-        out = EDGE_SOFTMAX(tensors.rows, ordered)
+    out: Tensor = taped(_EdgeSoftmax, _softmax, (ordered,), tensors)
     return in_own_order(tensors, out)
+
+
+def _softmax(scores: Tensor, tensors: GraphTensors) -> Tensor:
+    out: Tensor = EDGE_SOFTMAX(tensors.rows, scores)
+    return out
 
 
 class _EdgeSoftmax(Function):
@@ -94,24 +95,20 @@ class _EdgeSoftmax(Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, tensors: GraphTensors) -> Tensor:
-        out: Tensor = EDGE_SOFTMAX(tensors.rows, scores)
+        out = _softmax(scores, tensors)
         ctx.save_for_backward(out)
         ctx.tensors = tensors
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (probabilities,) = ctx.saved_tensors
-        return _softmax_gradient(ctx.tensors.current(), probabilities, grad), None
+        inputs = *ctx.saved_tensors, grad
+        return taped(_SoftmaxGradient, _softmax_gradient, inputs, ctx.tensors.current()), None
 
 
-def _softmax_gradient(tensors: GraphTensors, probabilities: Tensor, grad: Tensor) -> Tensor:
-    """Compute ``p (grad - sum over the row of p grad)``, differentiably."""
-    out: Tensor
-    if recorded(probabilities, grad):
-        out = _SoftmaxGradient.apply(probabilities, grad, tensors)  # type: ignore[no-untyped-call]
-    else:
-        out = EDGE_SOFTMAX_BACKWARD(tensors.rows, probabilities, grad)
+def _softmax_gradient(p: Tensor, grad: Tensor, tensors: GraphTensors) -> Tensor:
+    """Compute ``p (grad - sum over the row of p grad)``."""
+    out: Tensor = EDGE_SOFTMAX_BACKWARD(tensors.rows, p, grad)
     return out
 
 
@@ -119,11 +116,10 @@ class _SoftmaxGradient(Function):
     """The gradient of a softmax, to be differentiated again."""
 
     @staticmethod
-    def forward(ctx: Any, probabilities: Tensor, grad: Tensor, tensors: GraphTensors) -> Tensor:
-        ctx.save_for_backward(probabilities, grad)
+    def forward(ctx: Any, p: Tensor, grad: Tensor, tensors: GraphTensors) -> Tensor:
+        ctx.save_for_backward(p, grad)
         ctx.tensors = tensors
-        out: Tensor = EDGE_SOFTMAX_BACKWARD(tensors.rows, probabilities, grad)
-        return out
+        return _softmax_gradient(p, grad, tensors)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -135,7 +131,7 @@ class _SoftmaxGradient(Function):
             S, T = (_sums_at_entries(tensors, p * each) for each in (inner, grad))
             dp = grad * (inner - S) - inner * T
         if ctx.needs_input_grad[1]:
-            dinner = _softmax_gradient(tensors, p, grad)
+            dinner = taped(_SoftmaxGradient, _softmax_gradient, (p, grad), tensors)
         return dp, dinner, None
 
 

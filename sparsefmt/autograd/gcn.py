@@ -16,7 +16,7 @@ from ..ops.gcn.cuda import gcn_unit_scales
 from .engine import checks as _check
 from .engine import library
 from .engine.library import LibraryOp
-from .engine.recording import once, recorded
+from .engine.recording import once, taped
 from .tensors.edge_index import as_graph
 from .tensors.order import in_csr_order, in_own_order
 from .tensors.prepare import GraphLike, graph_tensors, tensors_of
@@ -84,18 +84,23 @@ def gcn_norm(
     """
     graph = as_graph(graph, None)
     tensors = tensors_of(graph)
-    _check_arguments(self_loops, tensors)
+    flag("self_loops", self_loops)
+    if tensors.n_rows != tensors.n_cols:
+        raise ShapeError(
+            f"graph has shape {(tensors.n_rows, tensors.n_cols)}: a vertex has one degree, give as "
+            "many columns as rows."
+        )
     values = _checked_values(edge_weight, tensors)
-    if edge_weight is not None:
-        values = in_csr_order(tensors, values)
-    out: Tensor
-    if recorded(values):
-        out = _GcnNorm.apply(values, tensors, self_loops)  # type: ignore[no-untyped-call]
-    else:
-        out = GCN_NORM(tensors.rows, values, self_loops)
-    if self_loops:
-        return _with_loops(graph), out
-    return cast(Graph, graph), in_own_order(tensors, out)
+    out: Tensor = taped(_GcnNorm, _norm, (values,), tensors, self_loops)
+    if not self_loops:
+        return cast(Graph, graph), in_own_order(tensors, out)
+    if not isinstance(graph, Graph):
+        raise UnsupportedError(
+            "graph is only the tensors of one, as a tracer has them, to which no loops can be "
+            "added: give self_loops=False, or the Graph itself."
+        )
+    graph._fill("looped")
+    return graph._slots.looped[1 if graph._flipped else 0], out
 
 
 def unit_scales(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
@@ -114,28 +119,18 @@ def unit_scales(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
     return gcn_unit_scales(S, out).to(dtype) if tensors.n_rows else out.to(dtype)
 
 
-def _check_arguments(self_loops: object, graph: GraphTensors) -> None:
-    """Check for a bool, beside a square graph."""
-    flag("self_loops", self_loops)
-    if graph.n_rows != graph.n_cols:
-        raise ShapeError(
-            f"graph has shape {(graph.n_rows, graph.n_cols)}: a vertex has one degree, give as "
-            "many columns as rows."
-        )
-
-
-def _checked_values(edge_weight: Any, graph: GraphTensors) -> Tensor | None:
-    """Check the edge values, and cast them as autocast would; None stands for ones."""
+def _checked_values(edge_weight: Tensor | None, graph: GraphTensors) -> Tensor | None:
+    """Check edge values, cast them as autocast would, move them to CSR order; None is for ones."""
     values: Any = graph.csr_values if edge_weight is None else edge_weight
     if torch.is_autocast_enabled(graph.kind):
         values = library.cast(values, graph.kind, library.autocast_dtype(graph.kind, narrow=False))
-    if edge_weight is not None:
-        _check.tensor("edge_weight", values)
-        _check.floating("edge_weight", values)
-        _check.vector(
-            *("edge_weight", values), length=graph.nnz, what="stored entries", x=values, graph=graph
-        )
-    return cast("Tensor | None", values)
+    if edge_weight is None:
+        return cast("Tensor | None", values)
+    _check.tensor("edge_weight", values)
+    _check.floating("edge_weight", values)
+    args = {"length": graph.nnz, "what": "stored entries", "x": values, "graph": graph}
+    _check.vector("edge_weight", values, **args)
+    return in_csr_order(graph, cast(Tensor, values))
 
 
 def _make_loops(graph: Graph) -> None:
@@ -151,16 +146,9 @@ def _make_loops(graph: Graph) -> None:
 slot("looped", _make_loops, structural=True)
 
 
-def _with_loops(graph: GraphLike) -> Graph:
-    """Return the structure with a loop behind each row; made if it is missing."""
-    if not isinstance(graph, Graph):
-        raise UnsupportedError(
-            "graph is only the tensors of one, as a tracer has them, to which no loops can be "
-            "added: give self_loops=False, or the Graph itself."
-        )
-    graph._fill("looped")
-    looped: Graph = graph._slots.looped[1 if graph._flipped else 0]
-    return looped
+def _norm(values: Tensor | None, tensors: GraphTensors, loops: bool) -> Tensor:
+    out: Tensor = GCN_NORM(tensors.rows, values, loops)
+    return out
 
 
 class _GcnNorm(Function):
@@ -170,8 +158,7 @@ class _GcnNorm(Function):
     def forward(ctx: Any, values: Tensor, tensors: GraphTensors, loops: bool) -> Tensor:
         ctx.save_for_backward(values)
         ctx.tensors, ctx.loops = tensors, loops
-        out: Tensor = GCN_NORM(tensors.rows, values, loops)
-        return out
+        return _norm(values, tensors, loops)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

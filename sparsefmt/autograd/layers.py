@@ -1,9 +1,9 @@
-"""Whole layers in one node of autograd's: linear maps, aggregation and bias, forward and backward.
+"""Sums of neighbours' features with a part of each vertex's own, and whole layers in one node.
 
 On a small graph a training step takes host time, and each node of autograd's, each launch and each
-small operation of torch's takes its part of that.  Nothing is checked here but whether a call is
-one that these nodes serve, ``is_plain``: those that are not go step by step, and are checked there.
-Gradients are differentiable any number of times, that of attention once.
+small operation of torch's takes its part of that.  The functions named after layers check nothing
+but whether a call is one that a node serves, ``is_plain``: those that are not go step by step, and
+are checked there.  Gradients are differentiable any number of times, that of attention once.
 """
 
 from typing import Any
@@ -13,16 +13,153 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import linear
 
+from ..errors import UnsupportedError
 from . import attention
-from .engine import checks
+from .cbsr import choose_features, spgemm, to_dense
+from .engine import checks, library
 from .engine.precision import bf16_is_allowed
-from .engine.recording import recorded
-from .matmul import SPMM, aggregated, multiply
-from .plain import applied, is_taped
+from .engine.recording import recorded, taped
+from .matmul import SPMM, aggregated, csr_operands, multiply
+from .plain import applied
 from .tensors.prepare import GraphLike, tensors_of
+from .tensors.shared import Shared
 from .tensors.tensors import GraphTensors
 
 # Sums with a part of each row's own
+
+
+def aggregate_with_own(
+    graph: GraphLike,
+    x: Tensor,
+    own: Tensor,
+    edge_weight: Tensor | None = None,
+    *,
+    k: int | None = None,
+    without: Tensor | None = None,
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+) -> Tensor:
+    """Aggregate the features of each vertex's in-neighbours, and add a part of its own.
+
+    ``y[i, f] = r[i] * sum_e(a[e] * c[j] * s(x)[j, f]) + own[i] * s(x)[i, f]`` over the stored
+    entries ``e = (i, j)`` of row ``i``; ``s`` is ``maxk(x, k)``, chosen once for both parts, or
+    nothing without ``k``.
+
+    Parameters
+    ----------
+    graph : Graph, shape (n, n)
+    x : Tensor, shape (n, feat)
+    own : Tensor, shape (n, 1) or (1,)
+        The factor of each vertex's own features, or one for all; floating, on the device of ``x``.
+    edge_weight, row_scale, col_scale
+        As for ``spmm``.
+    k : int, optional
+        Features of a row to keep, between 1 and ``feat``; all of them by default.
+    without : Tensor, shape (n, 1), bool, optional
+        Vertices whose own features add nothing, even where they hold Inf or NaN.
+
+    Returns
+    -------
+    Tensor, shape (n, feat)
+        In the dtype of ``x``, or autocast's; without ``k`` that of ``own`` if it is wider.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, UnsupportedError
+        As ``spmm``; also if the graph is not square, ``k`` lies outside 1 .. feat, or ``own`` or
+        ``without`` is not as above.
+
+    Notes
+    -----
+    All tensors but ``without`` have gradients, differentiable any number of times.  Nothing dense
+    is saved for backward where ``k`` is given.  ``nn.GCNConv`` adds loops this way, and
+    ``nn.GINConv`` its ``1 + eps``.
+    """
+    if isinstance(graph, Shared) and graph.whole is None:
+        options = {"without": without, "row_scale": row_scale, "col_scale": col_scale}
+        return graph.aggregate_with_own(x, own, edge_weight, k=k, **options)
+    tensors = tensors_of(graph, x)
+    x, values, r, c = csr_operands(tensors, x, edge_weight, row_scale, col_scale)
+    checks.own_part(own, without, tensors)
+    if k is None:
+        y = multiply(tensors, False, x, values, r, c)
+        own = own.to(y.dtype) if own.element_size() == 2 else own
+        return torch.addcmul(y, own, x if without is None else x.masked_fill(without, 0))
+    feat = x.shape[1]
+    columns, chosen = choose_features(x, checks.kept(k, feat))
+    y = spgemm(tensors, columns, chosen, feat, values, r, c)
+    part = chosen if without is None else chosen.masked_fill(without, 0)
+    return y + to_dense(columns, (own * part).to(chosen.dtype), feat)
+
+
+def propagate(
+    graph: GraphLike,
+    x: Tensor,
+    scale: Tensor,
+    own: Tensor,
+    *,
+    without: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Propagate features by symmetric constant factors, as GCN does, in one node of autograd's.
+
+    ``y[i, f] = scale[i] * sum_e(a[e] * scale[j] * x[j, f]) + own[i] * x[i, f] + bias[f]`` over the
+    stored entries ``e = (i, j)`` of row ``i``; ``a`` are the graph's own values, or 1.
+
+    Parameters
+    ----------
+    graph : Graph, shape (n, n)
+    x : Tensor, shape (n, feat)
+        As for ``spmm``.
+    scale : Tensor, shape (n,)
+        In the dtype of ``x``.
+    own, without
+        As for ``aggregate_with_own``.
+    bias : Tensor, shape (feat,), optional
+        Floating, on the device of ``x``.
+
+    Returns
+    -------
+    Tensor, shape (n, feat)
+        In the dtype of ``x``, or autocast's.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, UnsupportedError
+        As ``spmm``; also if the graph is not square, ``own``, ``without`` or ``bias`` is not as
+        above, or ``scale`` or ``own`` asks for a gradient: ``aggregate_with_own`` has one.
+
+    Notes
+    -----
+    ``x`` and ``bias`` have gradients, differentiable any number of times; all else is constant.
+    Deterministic, backward too.  ``aggregate_with_own`` computes the same in three nodes and as
+    many passes over the result.
+    """
+    if isinstance(graph, Shared) and graph.whole is None:
+        return graph.propagate(x, scale, own, without=without, bias=bias)
+    tensors = tensors_of(graph, x)
+    x, values, _, _ = csr_operands(tensors, x, None)
+    if torch.is_autocast_enabled(tensors.kind):
+        scale = library.cast(scale, tensors.kind, x.dtype)
+    checks.vector("scale", scale, length=tensors.n_rows, what="rows", x=x, graph=tensors)
+    checks.own_part(own, without, tensors)
+    if torch.is_grad_enabled() and (scale.requires_grad or own.requires_grad):
+        raise UnsupportedError(
+            "scale or own requires a gradient, which propagate does not compute: use "
+            "aggregate_with_own, or detach them."
+        )
+    if bias is not None:
+        checks.bias(bias, x, tensors)
+        bias = bias.to(x.dtype)
+    own = own.to(x.dtype)
+    if torch.compiler.is_compiling() or values is not tensors.csr_values:  # cast by autocast
+        y = aggregate_with_own(graph, x, own, without=without, row_scale=scale, col_scale=scale)
+        return y if bias is None else y + bias
+    own = own.expand(tensors.n_rows, 1)
+    own = (own if without is None else own.masked_fill(without, 0)).reshape(-1)
+    constants = scale, own, tensors, False, False
+    out: Tensor = taped(_Propagated, _sum_of_maps, (x, None, bias), *constants)
+    return out
 
 
 def _add_own(
@@ -34,7 +171,7 @@ def _add_own(
     reduce: str,
     *own_part: Any,
 ) -> Tensor:
-    """Multiply and add a row's own part in one kernel, without autograd."""
+    """Multiply and add each row's own part in one kernel, without autograd."""
     side, values = tensors.columns if transposed else tensors.rows, tensors.csr_values
     perm = None if values is None else side.perm
     y: Tensor = SPMM(side, x, values, perm, row_scale, col_scale, reduce, *own_part)
@@ -50,29 +187,10 @@ def propagated(
     *,
     one_more: bool = False,
 ) -> Tensor:
-    """Propagate features of a call that ``is_plain``: the sum over neighbours and an own part.
+    """Compute ``propagate`` of a call that ``is_plain``, without a scale if there is none.
 
-    ``y[i] = scale[i] * sum_e(a[e] * scale[j] * x[j]) + own[i] * x[i] + bias`` over the stored
-    entries ``e = (i, j)`` of row ``i``; ``a`` are the graph's own values, or 1.
-
-    Parameters
-    ----------
-    graph : Graph, shape (n, n)
-    x : Tensor, shape (n, feat)
-    scale : Tensor, shape (n,), optional
-    own : Tensor, shape (n,)
-        Where it is 0 the own features add nothing, even if they are Inf or NaN.
-    bias : Tensor, shape (feat,), optional
-    one_more : bool
-        If so ``own`` has one value, and ``1 + own[0]`` is the factor of all.
-
-    Returns
-    -------
-    Tensor, shape (n, feat)
-
-    Notes
-    -----
-    ``x`` and ``bias`` have gradients, differentiable any number of times; all else is constant.
+    ``own`` has shape (n,); with ``one_more`` it has one value, and ``1 + own[0]`` is the factor of
+    all.  Where a factor is 0 own features add nothing, even if they are Inf or NaN.
     """
     return _propagated(tensors_of(graph), x, None, bias, scale, own, one_more)
 
@@ -130,18 +248,7 @@ def gcn_convolution(
 ) -> Tensor:
     """Run GCN's convolution of a call that ``is_plain``: ``propagated`` of ``x W``.
 
-    Parameters
-    ----------
-    graph : Graph, shape (n, n)
-    x : Tensor, shape (n, in_channels)
-    weight : Tensor, shape (out_channels, in_channels)
-        ``W`` transposed.
-    scale, own, bias
-        As for ``propagated``.
-
-    Returns
-    -------
-    Tensor, shape (n, out_channels)
+    ``weight`` is ``W`` transposed, (out_channels, in_channels).
     """
     return _propagated(tensors_of(graph), x, weight, bias, scale, own, False)
 
@@ -151,23 +258,8 @@ def gin_convolution(
 ) -> Tensor:
     """Run GIN's convolution of a call that ``is_plain``: ``((1 + eps) x + A x) W + b``.
 
-    Parameters
-    ----------
-    graph : Graph, shape (n, n)
-    x : Tensor, shape (n, in_channels)
-    eps : Tensor, shape (1,)
-        A constant.
-    weight : Tensor, shape (out_channels, in_channels)
-        ``W`` transposed.
-    bias : Tensor, shape (out_channels,), optional
-
-    Returns
-    -------
-    Tensor, shape (n, out_channels)
-
-    Notes
-    -----
-    The map comes first where fewer bytes are gathered so, as in ``sage_convolution``.
+    ``eps`` is a constant of shape (1,), and ``weight`` is ``W`` transposed.  The map comes first
+    where fewer bytes are gathered so, as in ``sage_convolution``.
     """
     if not maps_first(*weight.shape[::-1], gradient=x.requires_grad):
         return linear(propagated(graph, x, None, eps, one_more=True), weight, bias)
@@ -191,26 +283,13 @@ def sage_convolution(
 ) -> Tensor:
     """Run GraphSAGE's convolution of a call that ``is_plain``: ``mean_j(x[j]) W + b + x V``.
 
-    Parameters
-    ----------
-    graph : Graph, shape (n, n)
-    x : Tensor, shape (n, in_channels)
-    weight, own_weight : Tensor, shape (out_channels, in_channels)
-        ``W`` and ``V`` transposed.
-    bias : Tensor, shape (out_channels,), optional
-
-    Returns
-    -------
-    Tensor, shape (n, out_channels)
-
-    Notes
-    -----
-    A mean and ``W`` commute: the map comes first, in one product with that of ``V``, where fewer
-    bytes are gathered so.  If ``x`` has no gradient, backward aggregates only what was mapped.
+    ``weight`` and ``own_weight`` are ``W`` and ``V`` transposed.  A mean and ``W`` commute: the map
+    comes first, in one product with that of ``V``, where fewer bytes are gathered so.  If ``x`` has
+    no gradient, backward aggregates only what was mapped.
     """
     inputs = x, weight, bias, own_weight
     early = maps_first(*weight.shape[::-1], gradient=x.requires_grad)
-    if not is_taped(*inputs):
+    if not recorded(*inputs):
         return _sage(tensors_of(graph), early, *inputs)[0]
     return applied(_Sage, *inputs, tensors_of(graph), early)
 
@@ -240,58 +319,29 @@ class _Sage(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         of_x, of_weight, of_bias, of_own = ctx.needs_input_grad[:4]
-        back = _sage_early if ctx.early else _sage_late
-        needs = of_x, of_weight or of_own
-        dx, dw, dv = back(ctx.tensors.current(), needs, grad, *ctx.saved_tensors)
+        x, weight, own_weight, saved = ctx.saved_tensors
+        tensors, dx, dw, dv = ctx.tensors.current(), None, None, None
+        # To be differentiated once more; ``recorded`` refuses a tangent.
+        again = recorded(grad) or torch.is_grad_enabled()
+        if ctx.early:
+            both = torch.cat([_mean_back(tensors, grad), grad], 1)
+            maps = torch.cat([weight, own_weight]) if again else saved
+            dx = torch.mm(both, maps) if of_x else None
+            if of_weight or of_own:
+                dw, dv = torch.mm(both.t(), x).split_with_sizes([len(weight), len(own_weight)])
+            return dx, dw, grad.sum(0) if of_bias else None, dv, None, None
+        if of_x:
+            of_means, own = torch.mm(grad, weight), torch.mm(grad, own_weight)
+            if again:
+                dx = _mean_back(tensors, of_means) + own
+            else:
+                scales = None, tensors.rows.inverse_degree_beside(grad)
+                dx = _add_own(tensors, True, of_means, *scales, "sum", own)
+        if of_weight or of_own:
+            args = x, tensors.csr_values, None, None, "mean"
+            means = multiply(tensors, False, *args) if again else saved
+            dw, dv = torch.mm(grad.t(), means), torch.mm(grad.t(), x)
         return dx, dw, grad.sum(0) if of_bias else None, dv, None, None
-
-
-def _sage_early(
-    tensors: GraphTensors,
-    needs: tuple[bool, bool],
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    own_weight: Tensor,
-    maps: Tensor,
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients of features and both weights, where maps came first."""
-    dx = dw = dv = None
-    both = torch.cat([_mean_back(tensors, grad), grad], 1)
-    if needs[0]:
-        if torch.is_grad_enabled():  # to be differentiated once more
-            maps = torch.cat([weight, own_weight])
-        dx = torch.mm(both, maps)
-    if needs[1]:
-        dw, dv = torch.mm(both.t(), x).split_with_sizes([weight.shape[0], own_weight.shape[0]])
-    return dx, dw, dv
-
-
-def _sage_late(
-    tensors: GraphTensors,
-    needs: tuple[bool, bool],
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    own_weight: Tensor,
-    means: Tensor,
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients of features and both weights, where the means came first."""
-    dx = dw = dv = None
-    # To be differentiated once more; ``recorded`` refuses a tangent.
-    again = recorded(grad) or torch.is_grad_enabled()
-    if needs[0]:
-        of_means, own = torch.mm(grad, weight), torch.mm(grad, own_weight)
-        if again:
-            dx = _mean_back(tensors, of_means) + own
-        else:
-            scales = None, tensors.rows.inverse_degree_beside(grad)
-            dx = _add_own(tensors, True, of_means, *scales, "sum", own)
-    if needs[1]:
-        if again:
-            means = multiply(tensors, False, x, tensors.csr_values, None, None, "mean")
-        dw, dv = torch.mm(grad.t(), means), torch.mm(grad.t(), x)
-    return dx, dw, dv
 
 
 def _mean_back(tensors: GraphTensors, grad: Tensor) -> Tensor:
@@ -322,7 +372,7 @@ def gat_convolution(
     slope, share, loops = attention.numbers(negative_slope, dropout, self_loops)
     tensors = tensors_of(graph)
     seed = checks.seed_on_device(None, tensors) if share else None
-    if is_taped(x, weight, *vectors, bias):
+    if recorded(x, weight, *vectors, bias):
         numbers = slope, share, loops
         return applied(_GatLayer, x, weight, *vectors, bias, seed, tensors, numbers)
     options = seed, slope, share, loops

@@ -14,18 +14,7 @@ _OF_PYG = "torch_geometric.nn.dense.linear", "Linear"
 
 
 def calls_forward_alone(module: Module, kind: type[Module] = Linear) -> bool:
-    """Return True if a call of a module runs its class's forward alone: no hooks see or alter it.
-
-    Parameters
-    ----------
-    module : Module
-    kind : type
-        The class that it has to be; no class that is derived of it.
-
-    Returns
-    -------
-    bool
-    """
+    """Return True if a call of a module of that very class runs its forward alone, and no hooks."""
     return type(module) is kind and not (
         module._forward_hooks
         or module._forward_pre_hooks
@@ -43,15 +32,6 @@ def read_map(layer: Module | None) -> tuple[Tensor, Tensor | None] | None:
     call of it is ``torch.nn.functional.linear`` with both and nothing else: a torch or PyG
     ``Linear`` itself, without hooks of its own or global ones, without a forward set by hand, and
     with plain parameters, none that are computed, pruned, quantised or not yet made.
-
-    Parameters
-    ----------
-    layer : Module
-
-    Returns
-    -------
-    weight : Tensor, shape (out_features, in_features)
-    bias : Tensor, shape (out_features,), or None
     """
     kind = type(layer)
     if kind is not Linear and (kind.__module__, kind.__qualname__) != _OF_PYG:

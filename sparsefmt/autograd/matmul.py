@@ -16,10 +16,11 @@ from torch.autograd import Function
 
 from ..errors import ShapeError
 from ..ops.engine.bind import bind, word
+from ..ops.engine.table import Op
 from ..ops.matmul.api import REDUCTIONS, summed
 from .engine import checks as _check
 from .engine.library import LibraryOp
-from .engine.recording import apart, once, recorded
+from .engine.recording import apart, once, recorded, taped
 from .tensors.order import in_csr_order, in_own_order
 from .tensors.prepare import GraphLike, tensors_of
 from .tensors.shared import Shared
@@ -100,46 +101,28 @@ def spmm(
     their order is made for each product.  Forward-mode derivatives and ``torch.func`` are refused.
     fuseGNN (ICCAD'20), section 3.
     """
-    word("reduce", reduce, REDUCTIONS)
+    if type(reduce) is not str or reduce not in REDUCTIONS:
+        word("reduce", reduce, REDUCTIONS)
     if isinstance(graph, Shared) and graph.whole is None:
         scales = {"row_scale": row_scale, "col_scale": col_scale}
         return graph.spmm(x, edge_weight, reduce=reduce, **scales)
     tensors = tensors_of(graph, x)
-    if getattr(x, "ndim", 2) == 3 or getattr(edge_weight, "ndim", 1) == 2:
-        return _of_heads(tensors, x, edge_weight, reduce, row_scale, col_scale)
-    inputs = csr_operands(tensors, x, edge_weight, row_scale, col_scale)
-    return multiply(tensors, False, *inputs, reduce)
-
-
-def _of_heads(
-    tensors: GraphTensors,
-    x: Tensor,
-    edge_weight: Tensor | None,
-    reduce: str,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-) -> Tensor:
-    """Compute ``spmm`` of features with heads, or of weights with heads, or of both."""
-    _check.tensor("x", x)
-    if edge_weight is not None:
-        _check.tensor("edge_weight", edge_weight)
-    if edge_weight is None or edge_weight.dim() != 2:  # all heads have the same
-        _check.features("x", x, rows=tensors.n_cols, axis="columns", graph=tensors)
-        flat = x.reshape(x.shape[0], x.shape[1] * x.shape[2])
-        inputs = csr_operands(tensors, flat, edge_weight, row_scale, col_scale)
-        out = multiply(tensors, False, *inputs, reduce)
-        return out.view(out.shape[0], *x.shape[1:])
-    summed(reduce)
-    heads = edge_weight.shape[1]
-    if x.dim() > 3 or (x.dim() == 3 and x.shape[1] != heads):
-        _check.features("x", x, rows=tensors.n_cols, axis="columns", graph=tensors)
-        raise ShapeError(
-            f"x has shape {tuple(x.shape)} but edge_weight has {heads} heads: give (rows, {heads}, "
-            "feat), or (rows, feat) for all heads."
-        )
-    args = {"edge_weight": edge_weight, "row_scale": row_scale, "col_scale": col_scale}
-    _, x, weights, r, c = bind(SPMM.row, tensors, x=x, **args)
-    return multiply(tensors, False, x, in_csr_order(tensors, weights), r, c, reduce)
+    of_heads = edge_weight is not None and getattr(edge_weight, "ndim", 1) == 2
+    if edge_weight is not None and of_heads:
+        summed(reduce)
+        shape, heads = tuple(getattr(x, "shape", ())), edge_weight.shape[1]
+        if len(shape) > 3 or (len(shape) == 3 and shape[1] != heads):
+            _check.features("x", x, rows=tensors.n_cols, axis="columns", graph=tensors)
+            raise ShapeError(
+                f"x has shape {shape} but edge_weight has {heads} heads: give (rows, "
+                f"{heads}, feat), or (rows, feat) for all heads."
+            )
+    row = SPMM.row if of_heads or getattr(x, "ndim", 2) == 3 else SPMM_ARG.row
+    x, a, r, c = csr_operands(tensors, x, edge_weight, row_scale, col_scale, row)
+    if of_heads or x.dim() == 2:
+        return multiply(tensors, False, x, a, r, c, reduce)
+    out = multiply(tensors, False, x.flatten(1), a, r, c, reduce)  # all heads have the same
+    return out.view(out.shape[0], *x.shape[1:])
 
 
 def operands(
@@ -156,7 +139,8 @@ def operands(
     if isinstance(graph, Shared) and graph.whole is None:
         return graph.operands(x, edge_weight, row_scale, col_scale)
     tensors = tensors_of(graph, x)
-    x, values, r, c = _bound(tensors, x, edge_weight, row_scale, col_scale)
+    args = {"edge_weight": edge_weight, "row_scale": row_scale, "col_scale": col_scale}
+    _, x, values, r, c = bind(SPMM_ARG.row, tensors, x=x, **args)
     if edge_weight is None and values is not None:
         values = in_own_order(tensors, values)
     return x, values, r, c
@@ -168,38 +152,26 @@ def csr_operands(
     edge_weight: Tensor | None,
     row_scale: Tensor | None = None,
     col_scale: Tensor | None = None,
+    row: Op = SPMM_ARG.row,
 ) -> Operands:
-    """Check and cast as ``operands``, and move the values to CSR order."""
-    x, values, r, c = _bound(tensors, x, edge_weight, row_scale, col_scale)
-    return x, values if edge_weight is None else in_csr_order(tensors, values), r, c
-
-
-def _bound(
-    tensors: GraphTensors,
-    x: Tensor,
-    edge_weight: Tensor | None,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
-) -> Operands:
-    """Check the operands of a product with a matrix of features, and cast them."""
+    """Check and cast as ``operands``, by a row of the table, and move the values to CSR order."""
     args = {"edge_weight": edge_weight, "row_scale": row_scale, "col_scale": col_scale}
-    _, x, values, r, c = bind(SPMM_ARG.row, tensors, x=x, **args)
-    if values is not None and values.dim() != 1:
-        nnz, what = tensors.nnz, "stored entries"
-        _check.vector("edge_weight", values, length=nnz, what=what, x=x, graph=tensors)
-    return x, values, r, c
+    _, x, values, r, c = bind(row, tensors, x=x, **args)
+    moves = edge_weight is not None and tensors.order is not None
+    return x, in_csr_order(tensors, values) if moves else values, r, c
 
 
 def check_scales(
     tensors: GraphTensors, x: Tensor, row_scale: Tensor | None, col_scale: Tensor | None
 ) -> None:
     """Check for one factor for each row and column, in the dtype of the features."""
-    if row_scale is not None:
-        length = tensors.n_rows
-        _check.vector("row_scale", row_scale, length=length, what="rows", x=x, graph=tensors)
-    if col_scale is not None:
-        length = tensors.n_cols
-        _check.vector("col_scale", col_scale, length=length, what="columns", x=x, graph=tensors)
+    rows, columns = (
+        ("row_scale", row_scale, tensors.n_rows),
+        ("col_scale", col_scale, tensors.n_cols),
+    )
+    for (name, scale, n), what in ((rows, "rows"), (columns, "columns")):
+        if scale is not None:
+            _check.vector(name, scale, length=n, what=what, x=x, graph=tensors)
 
 
 def multiply(
@@ -216,12 +188,14 @@ def multiply(
     Features of shape (n, heads, feat) come with values of shape (nnz, heads), in a sum or mean; so
     may those of shape (n, feat), which all heads have then.
     """
-    inputs = x, values, row_scale, col_scale
+    inputs: tuple[Tensor | None, ...] = x, values, row_scale, col_scale
     if not recorded(*inputs):
         side = tensors.columns if transposed else tensors.rows
-        return aggregated(side, *inputs, reduce)
-    function = _Spmm if reduce in ("sum", "mean") else _SpmmArg
-    out: Tensor = function.apply(*apart(*inputs), tensors, transposed, reduce)  # type: ignore[no-untyped-call]
+        return aggregated(side, x, values, row_scale, col_scale, reduce)
+    function: Any = _Spmm if reduce in ("sum", "mean") else _SpmmArg
+    if torch.compiler.is_compiling():
+        inputs = apart(*inputs)
+    out: Tensor = function.apply(*inputs, tensors, transposed, reduce)
     return out
 
 
@@ -266,7 +240,11 @@ class _Spmm(Function):
             dx = dx.sum(1) if ctx.shared else dx
         if ctx.shared and x is not None:
             x = x[:, None].expand(-1, grad.shape[1], -1)
-        products = partial(_products, tensors, transposed, grad, x)
+
+        def products(r: Tensor | None, c: Tensor | None) -> Tensor:
+            args = (x, grad, c, r) if transposed else (grad, x, r, c)
+            return dot_products(tensors, *args)
+
         rest = factor_gradients(tensors, transposed, needs[1:4], products, factors)
         return dx, *rest, None, None, None  # autograd casts them to the dtypes of the inputs
 
@@ -285,21 +263,20 @@ class _SpmmArg(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, values, row_scale, col_scale, arg = ctx.saved_tensors
+        x, *factors, arg = ctx.saved_tensors
         tensors, needs = ctx.tensors.current(), ctx.needs_input_grad
         gradient = partial(once, ctx.reduce, refusal=_NOT_AGAIN)
         dx = dv = dr = dc = None
         if needs[0]:
             side = tensors.columns
-            dx = gradient(SPMM_ARG_DX, side, side.perm, grad, arg, values, row_scale, col_scale)
+            dx = gradient(SPMM_ARG_DX, side, side.perm, grad, arg, *factors)
         if needs[1] and not needs[2] and not needs[3]:
-            dv = gradient(SPMM_ARG_DA, tensors.rows, x, grad, arg, row_scale, col_scale)
+            dv = gradient(SPMM_ARG_DA, tensors.rows, x, grad, arg, *factors[1:])
         elif any(needs[1:4]):
             # Sums over rows, for the scales, are not made of values rounded to 2 bytes.
             wide = torch.float32 if grad.dtype.itemsize == 2 else grad.dtype
             x, grad = x.to(wide), grad.to(wide)
-            factors = values, row_scale, col_scale
-            a, r, c = (None if factor is None else factor.to(wide) for factor in factors)
+            a, r, c = (None if each is None else each.to(wide) for each in factors)
             products = gradient(SPMM_ARG_DA, tensors.rows, x, grad, arg, None, None)
             weighted = products if a is None else products * a
             lost = products == 0  # factors of entries that did not win may be infinite
@@ -382,18 +359,6 @@ def segment_sums(
     return multiply(tensors, transposed, x[:, None], values, r, None)[:, 0]
 
 
-def _products(
-    tensors: GraphTensors,
-    transposed: bool,
-    x: Tensor,
-    y: Tensor,
-    r: Tensor | None,
-    c: Tensor | None,
-) -> Tensor:
-    """Compute ``r[i] c[j] <x[i], y[j]>`` at the entries of the graph or its transpose."""
-    return dot_products(tensors, *((y, x, c, r) if transposed else (x, y, r, c)))
-
-
 def scaled(
     tensors: GraphTensors, transposed: bool, values: Tensor, r: Tensor | None, c: Tensor | None
 ) -> Tensor:
@@ -419,11 +384,15 @@ def dot_products(
     """Compute ``r[i] c[j] <x[i], y[j]>`` at the entries, differentiably; nothing is checked."""
     if recorded(r, c):
         return scaled(tensors, False, dot_products(tensors, x, y), r, c)
-    out: Tensor
-    if recorded(x, y):
-        out = _Sddmm.apply(*apart(x, y, r, c), tensors)  # type: ignore[no-untyped-call]
-    else:
-        out = SDDMM(tensors.rows, x, y, r, c)
+    inputs = x, y, r, c
+    out: Tensor = taped(_Sddmm, _dot_products, inputs, tensors)
+    return out
+
+
+def _dot_products(
+    x: Tensor, y: Tensor, r: Tensor | None, c: Tensor | None, tensors: GraphTensors
+) -> Tensor:
+    out: Tensor = SDDMM(tensors.rows, x, y, r, c)
     return out
 
 

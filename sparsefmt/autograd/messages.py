@@ -5,7 +5,7 @@ another order would cost more than the sum.  Each gradient is again a function o
 product of ``matmul``.
 """
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from .edges import sddmm
 from .engine import checks as _check
 from .engine import library
 from .engine.library import LibraryOp
-from .engine.recording import apart, recorded
+from .engine.recording import recorded, taped
 from .matmul import multiply
 from .tensors.prepare import GraphLike, tensors_of
 from .tensors.tensors import GraphTensors
@@ -90,7 +90,13 @@ def message_aggregate(
     x = None if message == "copy_edge" else x
     _check.tensor("edge_features", edge_features)
     x, edge_features = library.narrowed(tensors.kind, x, edge_features)
-    _edge_features(edge_features, tensors)
+    _check.place("edge_features", edge_features, tensors)
+    if edge_features.dim() != 2 or edge_features.shape[0] != tensors.nnz:
+        mend = "edge_features[:, None] for instance, " if edge_features.dim() == 1 else ""
+        raise ShapeError(
+            f"edge_features has shape {tuple(edge_features.shape)} but the graph stores "
+            f"{tensors.nnz} entries: give ({tensors.nnz}, feat), {mend}a row for each edge."
+        )
     if message != "copy_edge":
         _check.TENSORS.features("x", x, _X, tensors, tensors.n_cols, None)
         like = "x", x
@@ -137,17 +143,6 @@ def edge_combine(graph: GraphLike, left: Tensor, right: Tensor, op: str = "add")
     return combined(tensors, False, left, right, op)
 
 
-def _edge_features(value: Tensor, graph: GraphTensors) -> None:
-    """Check for a row of features for each edge, where the graph is."""
-    _check.place("edge_features", value, graph)
-    if value.dim() != 2 or value.shape[0] != graph.nnz:
-        mend = "edge_features[:, None] for instance, " if value.dim() == 1 else ""
-        raise ShapeError(
-            f"edge_features has shape {tuple(value.shape)} but the graph stores {graph.nnz} "
-            f"entries: give ({graph.nnz}, feat), {mend}a row for each edge."
-        )
-
-
 def _places(tensors: GraphTensors, transposed: bool) -> Tensor | None:
     """Return the number that each entry of the rows or columns has in the user's order."""
     side = tensors.side(transposed)
@@ -179,10 +174,8 @@ def aggregated(
     reduce: str = "sum",
 ) -> Tensor:
     """Aggregate messages along the graph or its transpose, differentiably."""
-    if not recorded(x, edges):
-        return _aggregated(tensors, transposed, x, edges, message, reduce)
-    inputs = apart(x, edges)
-    out: Tensor = _Aggregate.apply(*inputs, tensors, transposed, message, reduce)  # type: ignore[no-untyped-call]
+    constants = tensors, transposed, message, reduce
+    out: Tensor = taped(_Aggregate, _aggregated, (x, edges), *constants)
     return out
 
 
@@ -190,17 +183,15 @@ def combined(
     tensors: GraphTensors, transposed: bool, left: Tensor, right: Tensor | None, op: str
 ) -> Tensor:
     """Combine at the entries of the graph or its transpose, differentiably."""
-    if not recorded(left, right):
-        return _combined(tensors, transposed, left, right, None, op)
-    out: Tensor = _Combine.apply(*apart(left, right), tensors, transposed, op)  # type: ignore[no-untyped-call]
+    out: Tensor = taped(_Combine, _combined, (left, right), tensors, transposed, op)
     return out
 
 
 def _aggregated(
-    tensors: GraphTensors,
-    transposed: bool,
     x: Tensor | None,
     edges: Tensor,
+    tensors: GraphTensors,
+    transposed: bool,
     message: str,
     reduce: str,
 ) -> Tensor:
@@ -211,12 +202,12 @@ def _aggregated(
 
 
 def _combined(
-    tensors: GraphTensors,
-    transposed: bool,
     left: Tensor,
     right: Tensor | None,
-    scale: Tensor | None,
+    tensors: GraphTensors,
+    transposed: bool,
     op: str,
+    scale: Tensor | None = None,
 ) -> Tensor:
     """Combine at the entries without a gradient; ``scale`` has a factor for each row."""
     side, places = tensors.side(transposed), _places(tensors, transposed)
@@ -230,75 +221,56 @@ class _Aggregate(Function):
         ctx.tensors, ctx.transposed, ctx.message, ctx.reduce = args
         reads = ctx.message in ("mul", "relu_add")
         ctx.save_for_backward(x if reads else None, edges if reads else None)
-        return _aggregated(ctx.tensors, ctx.transposed, x, edges, ctx.message, ctx.reduce)
+        return _aggregated(x, edges, *args)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (x, edges), tensors = ctx.saved_tensors, ctx.tensors.current()
-        scale = None
+        tensors, scale = ctx.tensors.current(), None
         if ctx.reduce == "mean":
             scale = tensors.side(ctx.transposed).inverse_degree_beside(grad)
-        compute = _recorded_gradients if recorded(x, edges, grad) else _gradients
-        args = x, edges, grad, scale, ctx.message, ctx.needs_input_grad[:2]
-        return *compute(tensors, ctx.transposed, *args), None, None, None, None
+        compute = _recorded_gradients if recorded(*ctx.saved_tensors, grad) else _gradients
+        return *compute(ctx, tensors, grad, scale), None, None, None, None
 
 
 def _gradients(
-    tensors: GraphTensors,
-    transposed: bool,
-    x: Tensor | None,
-    edges: Tensor | None,
-    grad: Tensor,
-    scale: Tensor | None,
-    message: str,
-    needs: tuple[bool, bool],
+    ctx: Any, tensors: GraphTensors, grad: Tensor, scale: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
     """Compute the gradients that are needed, in one pass over the edges."""
-    if message == "copy_edge" or (message == "add" and not needs[0]):
-        return None, _combined(tensors, transposed, grad, None, scale, "left")
-    if message == "mul" and not needs[0]:
-        return None, _combined(tensors, transposed, grad, x, scale, "mul")
-    if message == "add" and not needs[1]:
+    (x, edges), (of_x, of_edges, *_) = ctx.saved_tensors, ctx.needs_input_grad
+    message, transposed = ctx.message, ctx.transposed
+    if message == "copy_edge" or (message in ("add", "mul") and not of_x):
+        op = "mul" if message == "mul" else "left"
+        return None, _combined(grad, x, tensors, transposed, op, scale)
+    if message == "add" and not of_edges:
         return multiply(tensors, not transposed, grad, None, None, scale), None
     side, places = tensors.side(not transposed), _places(tensors, not transposed)
-    dx, de = MESSAGE_AGGREGATE_BACKWARD(side, x, edges, grad, places, scale, message, needs[1])
-    return dx if needs[0] else None, de if needs[1] else None
+    dx, de = MESSAGE_AGGREGATE_BACKWARD(side, x, edges, grad, places, scale, message, of_edges)
+    return dx if of_x else None, de if of_edges else None
 
 
 def _recorded_gradients(
-    tensors: GraphTensors,
-    transposed: bool,
-    x: Tensor | None,
-    edges: Tensor | None,
-    grad: Tensor,
-    scale: Tensor | None,
-    message: str,
-    needs: tuple[bool, bool],
+    ctx: Any, tensors: GraphTensors, grad: Tensor, scale: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
     """Compute the gradients that are needed by functions that can be differentiated again."""
+    (x, edges), (of_x, of_edges, *_) = ctx.saved_tensors, ctx.needs_input_grad
+    transposed = ctx.transposed
     if scale is not None:
         grad = (grad * scale[:, None]).to(grad.dtype)
     dx = de = None
-    if message == "relu_add":
-        gate = _positive(tensors, transposed, cast(Tensor, x), cast(Tensor, edges))
-        de = combined(tensors, transposed, grad, None, "left").masked_fill(gate == 0, 0)
-        dx = aggregated(tensors, not transposed, None, de, "copy_edge") if needs[0] else None
-        return dx, de if needs[1] else None
-    if needs[0]:
+    if ctx.message == "relu_add":
+        with torch.no_grad():
+            sums = _combined(x.detach(), None, tensors, not transposed, "left") + edges.detach()
+        de = combined(tensors, transposed, grad, None, "left").masked_fill(sums <= 0, 0)
+        dx = aggregated(tensors, not transposed, None, de, "copy_edge") if of_x else None
+        return dx, de if of_edges else None
+    if of_x:
         if edges is None:
             dx = multiply(tensors, not transposed, grad, None, None, None)
         else:
             dx = aggregated(tensors, not transposed, grad, edges, "mul")
-    if needs[1]:
+    if of_edges:
         de = combined(tensors, transposed, grad, x, "left" if x is None else "mul")
     return dx, de
-
-
-def _positive(tensors: GraphTensors, transposed: bool, x: Tensor, edges: Tensor) -> Tensor:
-    """Return 1 where the sums of both are positive or NaN, and 0 elsewhere."""
-    with torch.no_grad():
-        sums = _combined(tensors, not transposed, x.detach(), None, None, "left") + edges.detach()
-        return (~(sums <= 0)).to(edges.dtype)
 
 
 class _Combine(Function):
@@ -309,7 +281,7 @@ class _Combine(Function):
         ctx.save_for_backward(
             left if product and needs[1] else None, right if product and needs[0] else None
         )
-        return _combined(ctx.tensors, ctx.transposed, left, right, None, ctx.op)
+        return _combined(left, right, *args)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -18,22 +18,10 @@ _TENSORS = (Tensor, Parameter)
 def is_plain(graph: object, x: Any, weight: Any, *others: Tensor | None) -> bool:
     """Return True if a layer may run as one node, as most calls in eager mode may.
 
-    Parameters
-    ----------
-    graph : Graph
-        Square, and without values or with those of the dtype of ``x``.
-    x : Tensor, shape (n, in_channels)
-        A plain one, of a floating dtype, where the graph is.
-    weight : Tensor, shape (out_channels, in_channels) or (1,)
-        Of a layer, in the dtype of ``x`` and where it is; no width is asked of one value.
-    *others : Tensor or None
-        Other parameters, likewise.
-
-    Returns
-    -------
-    bool
-        False for everything else, wrong or not, within autocast, ``torch.compile``, ``torch.func``
-        and forward mode.
+    That is for plain tensors, ``x`` of shape (n, in_channels) and parameters ``weight``, of shape
+    (out_channels, in_channels) or (1,), and ``others``, of its dtype and device; and for a square
+    graph there, without values or with those of that dtype.  False for everything else, wrong or
+    not, within autocast, ``torch.compile``, ``torch.func`` and forward mode.
     """
     if (
         torch.compiler.is_compiling()
@@ -68,15 +56,6 @@ def is_plain(graph: object, x: Any, weight: Any, *others: Tensor | None) -> bool
         and (values is None or values.dtype is dtype)
         and not torch.is_autocast_enabled(tensors.kind)
     )
-
-
-def is_taped(*tensors: Tensor | None) -> bool:
-    """Return True if autograd records a call that ``is_plain``."""
-    if torch.is_grad_enabled():
-        for tensor in tensors:
-            if tensor is not None and tensor.requires_grad:
-                return True
-    return False
 
 
 def applied(function: type[Function], *args: Any) -> Tensor:

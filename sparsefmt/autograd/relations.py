@@ -19,7 +19,7 @@ from ..ops.engine.bind import word
 from ..ops.matmul.api import REDUCTIONS
 from .engine import checks as _check
 from .engine import library
-from .engine.recording import recorded, untraced
+from .engine.recording import taped, untraced
 from .matmul import SPMM, multiply
 from .tensors.edge_index import as_graph, wrong_graph
 from .tensors.prepare import GraphLike, tensors_of
@@ -93,39 +93,36 @@ def relational_aggregate(
 
 
 def _related(
-    graph: Any, x: Tensor, weight: Tensor, edge_type: Any, reduce: str, own: Tensor | None
+    graph: Graph,
+    x: Tensor,
+    weight: Tensor,
+    edge_type: Tensor | None,
+    reduce: str,
+    own: Tensor | None,
 ) -> Tensor:
     """Aggregate along a graph, after the arguments are known to be what they should be."""
     if not isinstance(graph, Graph):
         raise wrong_graph(graph)
     x, weight, own = _operands(graph, x, weight, own)
-    weight = _without_blocks(weight)
-    width, n_types = weight.shape[-1] * (weight.shape[1] if weight.dim() == 4 else 1), len(weight)
-    by_ids = not x.is_floating_point()
-    if reduce not in ("sum", "mean"):
-        return _best(graph, x, weight, edge_type, reduce, own)
-    count = n_types
-    if not by_ids:
-        count = _together(graph.shape[1] * width * weight.element_size(), n_types)
+    weight = _joined_blocks(weight)
+    n_types, blocks, rows, columns = weight.shape
+    by_ids, summed = not x.is_floating_point(), reduce in ("sum", "mean")
+    count = n_types if summed else 1  # relations of a group
+    if summed and not by_ids:
+        nbytes = graph.shape[1] * blocks * columns * weight.element_size()
+        count = max(min(RESIDENT_BYTES // max(nbytes, 1), n_types), 1)
         if reduce == "mean" and weight.element_size() == 2:
             count = 1  # shares of a mean would be rounded
     values = weight.dtype if reduce == "mean" and count > 1 else None
-    grouping = Grouping(n_types, count, values, weight.shape[1] if by_ids else None)
+    grouping = Grouping(n_types, count, values, rows if by_ids else None)
     groups = groups_of(graph, edge_type, grouping, x if by_ids else None)
-    if by_ids:
-        return _of_table(graph, weight, groups, reduce, own)
-    if not recorded(x, weight, own):
-        return _summed(graph, x, weight, own, groups, reduce)
-    out: Tensor = _Relational.apply(x, weight, own, graph, groups, reduce)  # type: ignore[no-untyped-call]
+    if by_ids or not summed:
+        return _unmapped(x, weight, own, graph, groups, reduce)
+    out: Tensor = taped(_Relational, _summed, (x, weight, own), graph, groups, reduce)
     return out
 
 
 _related_outside: Any = untraced(_related)
-
-
-def _together(nbytes: int, n_types: int) -> int:
-    """Count the relations of a group, one of which has so many bytes of mapped features."""
-    return max(min(RESIDENT_BYTES // max(nbytes, 1), n_types), 1)
 
 
 def _operands(
@@ -189,15 +186,15 @@ def _check_ids(x: Tensor, n_cols: int, blocks: bool) -> None:
 # Products with weights: all as blocks, of which most have one
 
 
-def _without_blocks(weight: Tensor) -> Tensor:
-    """Make matrices of blocks on their diagonals where these take little memory."""
+def _joined_blocks(weight: Tensor) -> Tensor:
+    """Return matrices as one block each, also of diagonal blocks where that takes little memory."""
     if weight.dim() == 3:
-        return weight
+        return weight.unsqueeze(1)
     types, blocks, rows, columns = weight.shape
     if weight.nbytes * blocks > MOST_OF_WHOLE:
         return weight
     spread = torch.diag_embed(weight.permute(0, 2, 3, 1), dim1=1, dim2=3)
-    return spread.reshape(types, blocks * rows, blocks * columns)
+    return spread.reshape(types, 1, blocks * rows, blocks * columns)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -205,17 +202,9 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     return torch.mm(a[0], b[0])[None] if len(a) == 1 else torch.bmm(a, b)
 
 
-def _plus_product(y: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Add such a product; in place unless it is to be differentiated again."""
-    if torch.is_grad_enabled():
-        return y + _product(a, b)
-    return y[0].addmm_(a[0], b[0])[None] if len(a) == 1 else y.baddbmm_(a, b)
-
-
 def _blocks(weight: Tensor, group: Group) -> Tensor:
     """Join the weights of a group side by side: (n_blocks, in, count * out)."""
     own = weight[group.first : group.first + group.length]
-    own = own.unsqueeze(1) if own.dim() == 3 else own
     _, blocks, rows, columns = own.shape
     return own.permute(1, 2, 0, 3).reshape(blocks, rows, group.length * columns)
 
@@ -245,28 +234,28 @@ def _of_blocks(z: Tensor, count: int, blocks: int) -> Tensor:
 
 
 def _summed(
-    graph: Graph,
     x: Tensor,
     weight: Tensor,
     own: Tensor | None,
+    graph: Graph,
     groups: tuple[Group, ...],
     reduce: str,
 ) -> Tensor:
     """Map the features for each group, and add up its edges and what there is already."""
-    blocks = weight.shape[1] if weight.dim() == 4 else 1
-    x = _by_blocks(x, blocks)
-    y = own
+    x, y = _by_blocks(x, weight.shape[1]), own
     for group in groups:
         z = _of_relations(_product(_sources(x, group), _blocks(weight, group)), group.length)
         tensors = tensors_of(group.graph)
         args = z, tensors.csr_values, None, None, None, _reduction(tensors, reduce)
-        if y is None:
-            y = SPMM(tensors.rows, *args)
-        else:
-            y = SPMM(tensors.rows, *args, y, None, False, None)
+        y = SPMM(tensors.rows, *args, *(() if y is None else (y, None, False, None)))
     if y is None:
-        return x.new_zeros(graph.shape[0], weight.shape[-1] * blocks)
+        return _zeros_of_rows(graph, weight)
     return y.clone() if y is own else y
+
+
+def _zeros_of_rows(graph: Graph, weight: Tensor) -> Tensor:
+    """Return the result of a graph without edges."""
+    return weight.new_zeros(graph.shape[0], weight.shape[1] * weight.shape[3])
 
 
 def _reduction(tensors: GraphTensors, reduce: str) -> str:
@@ -277,25 +266,31 @@ def _reduction(tensors: GraphTensors, reduce: str) -> str:
 class _Relational(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, own: Tensor | None, *args: Any) -> Tensor:
-        graph, ctx.groups, ctx.reduce = args
+        _, ctx.groups, ctx.reduce = args
         ctx.save_for_backward(x, weight)
-        return _summed(graph, x, weight, own, ctx.groups, ctx.reduce)
+        return _summed(x, weight, own, *args)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_own = ctx.needs_input_grad[:3]
-        blocks = weight.shape[1] if weight.dim() == 4 else 1
+        blocks = weight.shape[1]
         dx: Tensor | None = None
+        dw: Tensor | None
         parts, end = list[Tensor](), 0
         for group in ctx.groups if of_x or of_weight else ():
-            dz = _mapped_gradient(group, grad, ctx.reduce)
-            dz = _of_blocks(dz, group.length, blocks)
+            tensors, count = tensors_of(group.graph), group.length
+            mean = _reduction(tensors, ctx.reduce) == "mean"
+            scale = tensors.rows.inverse_degree_beside(grad) if mean else None
+            dz = multiply(tensors, True, grad, tensors.csr_values, None, scale)
+            dz = _of_blocks(dz, count, blocks)
             if of_weight:
                 parts += _zeros(weight, group.first - end)
                 h = _sources(_by_blocks(x, blocks), group)
-                parts.append(_of_types(_product(h.transpose(1, 2), dz), group.length, weight))
-                end = group.first + group.length
+                dw = _product(h.transpose(1, 2), dz)
+                dw = dw.view(*dw.shape[:2], count, dw.shape[2] // count)
+                parts.append(dw.permute(2, 0, 1, 3))
+                end = group.first + count
             if of_x:
                 dx = _plus_features(dx, x, _blocks(weight, group).transpose(1, 2), group, dz)
         dw = None
@@ -307,32 +302,17 @@ class _Relational(Function):
         return dx, dw, grad if of_own else None, None, None, None
 
 
-def _mapped_gradient(group: Group, grad: Tensor, reduce: str) -> Tensor:
-    """Compute the gradient of a group's mapped features."""
-    tensors = tensors_of(group.graph)
-    scale = None
-    if _reduction(tensors, reduce) == "mean":
-        scale = tensors.rows.inverse_degree_beside(grad)
-    return multiply(tensors, True, grad, tensors.csr_values, None, scale)
-
-
 def _plus_features(dx: Tensor | None, x: Tensor, maps: Tensor, group: Group, dz: Tensor) -> Tensor:
     """Add a group's gradient of features; in place unless it is to be differentiated again."""
-    sources = group.sources
-    if sources is None:
-        return _product(dz, maps) if dx is None else _plus_product(dx, dz, maps)
+    sources, again = group.sources, torch.is_grad_enabled()
+    if sources is None and dx is not None and not again:
+        return dx[0].addmm_(dz[0], maps[0])[None] if len(dz) == 1 else dx.baddbmm_(dz, maps)
     part = _product(dz, maps)  # of some vertices, each once: nothing depends on an order
+    if sources is None:
+        return part if dx is None else dx + part
     if dx is None:
         dx = part.new_zeros(part.shape[0], x.shape[0], part.shape[2])
-    again = torch.is_grad_enabled()
     return dx.index_add(1, sources, part) if again else dx.index_add_(1, sources, part)
-
-
-def _of_types(dw: Tensor, count: int, weight: Tensor) -> Tensor:
-    """Convert (blocks, in, count * out) to the shape of the weights of ``count`` types."""
-    blocks, rows, width = dw.shape
-    dw = dw.view(blocks, rows, count, width // count).permute(2, 0, 1, 3)
-    return dw if weight.dim() == 4 else dw.squeeze(1)
 
 
 def _zeros(weight: Tensor, count: int) -> list[Tensor]:
@@ -343,36 +323,28 @@ def _zeros(weight: Tensor, count: int) -> list[Tensor]:
 # Rows of the weights in the place of mapped features, and reductions of features as they are
 
 
-def _of_table(
-    graph: Graph, weight: Tensor, groups: tuple[Group, ...], reduce: str, own: Tensor | None
+def _unmapped(
+    x: Tensor,
+    weight: Tensor,
+    own: Tensor | None,
+    graph: Graph,
+    groups: tuple[Group, ...],
+    reduce: str,
 ) -> Tensor:
-    """Sum rows of the weights: the table of all relations is that of one product."""
-    rows = weight.reshape(weight.shape[0] * weight.shape[1], weight.shape[2])
-    y = own
-    for group in groups:  # of all relations, or none
-        tensors = tensors_of(group.graph)
-        values, kind = tensors.csr_values, _reduction(tensors, reduce)
-        out = multiply(tensors, False, rows, values, None, None, kind)
-        y = out if y is None else y + out
-    return weight.new_zeros(graph.shape[0], weight.shape[2]) if y is None else y
+    """Aggregate the rows of the weights that ids choose, or features before they are mapped.
 
-
-def _best(
-    graph: Graph, x: Tensor, weight: Tensor, edge_type: Any, reduce: str, own: Tensor | None
-) -> Tensor:
-    """Take the largest or smallest features of each relation, and map them then."""
-    by_ids = not x.is_floating_point()
-    grouping = Grouping(len(weight), 1, None, weight.shape[1] if by_ids else None)
-    y = own
-    for group in groups_of(graph, edge_type, grouping, x if by_ids else None):
-        features = weight[group.first] if by_ids else x
+    The sum of such rows over all relations is one product, with a table of all of them.
+    """
+    by_ids, y = not x.is_floating_point(), own
+    for group in groups:
+        features = weight.flatten(0, 2) if group.length > 1 else weight[group.first, 0]
+        features = features if by_ids else x
         features = features if group.sources is None else features[group.sources]
-        out = multiply(tensors_of(group.graph), False, features, None, None, None, reduce)
+        tensors = tensors_of(group.graph)
+        kind = _reduction(tensors, reduce)
+        out = multiply(tensors, False, features, tensors.csr_values, None, None, kind)
         if not by_ids:
             maps = _blocks(weight, group)
             out = _of_relations(_product(_by_blocks(out, len(maps)), maps), 1)
         y = out if y is None else y + out
-    if y is None:
-        blocks = weight.shape[1] if weight.dim() == 4 else 1
-        return weight.new_zeros(graph.shape[0], weight.shape[-1] * blocks)
-    return y
+    return _zeros_of_rows(graph, weight) if y is None else y

@@ -1,17 +1,20 @@
 """Graphs side by side in one: what was built of each is joined, nothing is sorted."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
 from ..errors import DeviceError, DtypeError, ShapeError
 from ..formats import checks, primitives
-from ..formats.arrays import Array, is_cupy, namespace
+from ..formats.arrays import Array, allocating, finish, is_cupy, namespace, on_device_of
 from ..formats.base import Format
 from ..formats.compressed import COO, CSC, CSR, Compressed
 from .edges import Edges, joined_edges
+
+if TYPE_CHECKING:
+    from .graph import Graph
 
 SomeCompressed = TypeVar("SomeCompressed", bound=Compressed)
 
@@ -150,8 +153,8 @@ def _joined(
 class Pieces:
     """Graphs on the diagonal of a matrix; each format is joined when it is first read."""
 
-    def __init__(self, graphs: Sequence[Any]) -> None:
-        self.graphs, self.at = graphs, blocks_of([_facts_of(one) for one in graphs])
+    def __init__(self, graphs: Sequence["Graph"]) -> None:
+        self.graphs, self.at = graphs, blocks_of([_facts_of(graph) for graph in graphs])
         first = graphs[0]
         self.shape, self.nnz = self.at.shape, self.at.nnz
         self.device, self.index_dtype, self.dtype = first.device, first.index_dtype, first.dtype
@@ -159,8 +162,7 @@ class Pieces:
     @property
     def probe(self) -> Array:
         """Return indices on the device of all."""
-        indices: Array = self.graphs[0].csr.indices
-        return indices
+        return self.graphs[0].csr.indices
 
     def csr(self) -> tuple[CSR, Array | None]:
         """Join the CSR of each, and the permutations to it."""
@@ -181,15 +183,18 @@ class Pieces:
 
     def coo(self) -> COO:
         """Join the edges of each, in the user's order."""
-        return _coordinates([_user_coo(graph.structure) for graph in self.graphs], self.at)
+        with on_device_of(self.probe), allocating("edges of a batch of graphs"):
+            joined = _coordinates([_user_coo(graph.structure) for graph in self.graphs], self.at)
+        finish(self.probe)  # synchronize!
+        return joined
 
 
-def _facts_of(graph: Any) -> Facts:
+def _facts_of(graph: "Graph") -> Facts:
     """Return device, dtypes and sizes of a graph, which are kept with it."""
     built = graph._built
-    facts: Facts | None = built.facts
+    facts = built.facts
     if facts is None:
-        source = built.given
+        source = built.source
         dtype = None if source.dtype is None else source.dtype.name
         sizes = (*source.shape, source.nnz)
         facts = built.facts = Facts(source.device, dtype, source.index_dtype.name, *sizes)
@@ -198,7 +203,7 @@ def _facts_of(graph: Any) -> Facts:
     return facts._replace(n_rows=facts.n_cols, n_cols=facts.n_rows)
 
 
-def checked(graphs: Any, kind: type) -> list[Any]:
+def checked(graphs: Iterable["Graph"], kind: type["Graph"]) -> list["Graph"]:
     """Check for one graph or more, and return them as a list.
 
     Raises
@@ -227,8 +232,6 @@ def checked(graphs: Any, kind: type) -> list[Any]:
 
 def edges_of(pieces: Pieces) -> Edges | None:
     """Join edges in CUDA tensors; return None if a piece is made of anything else."""
-    graphs = pieces.graphs
-    if any(graph._flipped or graph._built.edges is None for graph in graphs):
-        return None
-    at = pieces.at
-    return joined_edges([graph._built.edges for graph in graphs], at.rows, at.cols, at.entries)
+    edges = [None if graph._flipped else graph._built.edges for graph in pieces.graphs]
+    parts = [part for part in edges if part is not None]
+    return joined_edges(parts, *pieces.at) if len(parts) == len(edges) else None

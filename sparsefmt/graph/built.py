@@ -1,7 +1,7 @@
 """What a graph and its transpose share: the formats, and slots of the storeys above."""
 
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from weakref import ref
 
 from ..formats import primitives
@@ -71,7 +71,11 @@ class GraphBuilt(Built):
     """
 
     def __init__(
-        self, structure: Any = None, *, edges: Edges | None = None, pieces: Pieces | None = None
+        self,
+        structure: Format | None = None,
+        *,
+        edges: Edges | None = None,
+        pieces: Pieces | None = None,
     ) -> None:
         super().__init__()
         self._structure, self.edges, self.pieces = structure, edges, pieces
@@ -81,36 +85,24 @@ class GraphBuilt(Built):
         self.torch_rows: ref[TorchRows] | None = None
 
     @property
-    def given(self) -> Any:
+    def source(self) -> Format | Edges | Pieces:
         """Return what the graph was made from: a format, pieces, or edges not yet read."""
-        if self._structure is not None:
-            return self._structure
-        return self.pieces if self.edges is None else self.edges
+        return self._structure or self.edges or cast(Pieces, self.pieces)
 
     @property
-    def structure(self) -> Any:
+    def structure(self) -> Format:
         """Return the format that the graph was made from; made at first use of edges and pieces."""
         if self._structure is None:
             with self.lock:
                 if self._structure is None:
-                    self._structure = self._given_edges()  # synchronize!
+                    edges = self.edges or cast(Pieces, self.pieces)
+                    self._structure = edges.coo()  # synchronize!
         return self._structure
-
-    def _given_edges(self) -> Any:
-        """Read the edges of a tensor, or join those of pieces, where they are."""
-        if self.pieces is None:
-            return self.given.coo()
-        with on_device_of(self.probe), allocating("edges of a batch of graphs"):
-            joined = self.pieces.coo()
-        finish(self.probe)
-        return joined
 
     @property
     def probe(self) -> Array:
         """Return an array on the device of the graph."""
-        pieces = self.pieces
-        array: Array = self.structure._indices if pieces is None else pieces.probe
-        return array
+        return self.structure._indices if self.pieces is None else self.pieces.probe
 
     def _run(self, key: Hashable, build: Callable[[], Made]) -> Made:
         """Build on the device of the graph, and finish, so that any stream may read it."""
@@ -182,7 +174,7 @@ class GraphBuilt(Built):
         csr, numbers = self.csr()
         with self.lock:
             parts = {key: part for key, part in self.items() if key[0] != "stats"}
-        data = {False: own, True: None}
+        data: dict[bool, Any] = {False: own, True: None}
         if own is not None:
             with on_device_of(own), allocating(f"values of {csr!r}"):
                 data[False] = own if numbers is None else own[numbers]

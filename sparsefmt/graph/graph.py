@@ -224,13 +224,11 @@ class Graph(Shaped):
     @property
     def structure(self) -> Format:
         """Return what the graph was made from, in the user's order, or its transpose."""
-        given: Format = self._built.structure
-        if not self._flipped:
-            return given
-        if isinstance(given, SGT):  # whose transpose is a conversion, into another order
-            given = self._built.csr()[0]
-        transposed: COO | CSR | CSC = given.T  # type: ignore[attr-defined]
-        return transposed
+        source = self._built.structure
+        if self._flipped:
+            # The transpose of an SGT is a conversion, into another order.
+            return self._built.csr()[0].T if isinstance(source, SGT) else source.T  # type: ignore[attr-defined]
+        return source
 
     @property
     def csr(self) -> CSR:
@@ -250,9 +248,9 @@ class Graph(Shaped):
     def sgt(self, tile: tuple[int, int] = DEFAULT_TILE) -> SGT:
         """Return condensed tiles of ``tile = (height, width)``, built once for each shape."""
         tile = check_tile(tile)
-        given = self._built.structure
-        if isinstance(given, SGT) and given.tile == tile and not self._flipped:
-            return given
+        source = self._built.structure
+        if isinstance(source, SGT) and source.tile == tile and not self._flipped:
+            return source
         return self._ask("sgt", tile, build=lambda: self.csr.tosgt(tile))
 
     @property
@@ -358,36 +356,33 @@ class Graph(Shaped):
     @property
     def shape(self) -> tuple[int, int]:
         """Return (n_rows, n_cols)."""
-        rows, cols = self._built.given.shape
+        rows, cols = self._built.source.shape
         return (cols, rows) if self._flipped else (rows, cols)
 
     @property
     def nnz(self) -> int:
         """Return the number of stored entries: edges."""
-        return int(self._built.given.nnz)
+        return int(self._built.source.nnz)
 
     @property
     def device(self) -> str:
         """Return ``"cpu"`` or ``"cuda:<ordinal>"``."""
-        device: str = self._built.given.device
-        return device
+        return self._built.source.device
 
     @property
     def index_dtype(self) -> np.dtype[Any]:
         """Return the dtype of the indices."""
-        dtype: np.dtype[Any] = self._built.given.index_dtype
-        return dtype
+        return self._built.source.index_dtype
 
     @property
     def dtype(self) -> np.dtype[Any] | None:
         """Return the dtype of the edge values, None for an unweighted structure."""
-        dtype: np.dtype[Any] | None = self._built.given.dtype
-        return dtype
+        return self._built.source.dtype
 
     @property
     def weighted(self) -> bool:
         """Return True if edges have values."""
-        return self._built.given.dtype is not None
+        return self._built.source.dtype is not None
 
     def to(self, device: str) -> "Graph":
         """Move the graph to another device, with all that was built of it; itself if there."""
@@ -410,9 +405,8 @@ class Graph(Shaped):
     def _names(self) -> list[str]:
         """List the properties that have been built for this orientation."""
         keys = [key for key, _ in self._built.items()]
-        names = [("csc" if key[0] == "csr" else "csr") for key in keys if key[0] in ("csr", "csc")]
-        if not self._flipped:
-            names = ["csr" if name == "csc" else "csc" for name in names]
+        both = ("csc", "csr") if self._flipped else ("csr", "csc")
+        names = [both[key[0] == "csc"] for key in keys if key[0] in ("csr", "csc")]
         tiled = [key[1] for key in keys if key[0] == "sgt" and key[-1] == self._flipped]
         names += [f"sgt {height}x{width}" for height, width in tiled]
         return names + ["coo"] * (("coo", self._flipped) in keys)

@@ -103,8 +103,8 @@ def test_costs_are_of_tiles(monkeypatch):
         prepare(graph, tile=TILE, costs={})
     given = []
     monkeypatch.setattr(structure, "_prepare_tiles", lambda *args: given.append(args[-1]))
-    prepare(graph, tile=TILE, costs=Costs(part=3))
-    prepare(graph, tile=TILE)
+    prepare(graph, transposed=False, tile=TILE, costs=Costs(part=3))
+    prepare(graph, transposed=False, tile=TILE)
     assert given == [Costs(part=3), None]
 
 

@@ -374,7 +374,7 @@ def test_a_wrong_id_of_a_graph_that_is_gone_is_reported_by_the_next():
     with pytest.raises(IndexRangeError, match=r"edge_index\[1, 7\].*500 target"):
         autograd.spmm(good, x)
     autograd.spmm(good, x)  # told once
-    assert not reports._open or all(report.found is None for report in reports._open)
+    assert not reports._open or all(report.findings is None for report in reports._open)
 
 
 @gpu

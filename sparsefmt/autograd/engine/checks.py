@@ -40,7 +40,8 @@ def floating(name: str, value: Tensor) -> None:
 
 def place(name: str, value: Tensor, graph: GraphTensors) -> None:
     """Check for floating numbers where the graph is."""
-    floating(name, value)
+    if value.dtype not in FLOATING:
+        floating(name, value)
     if value.device != graph.device:
         mend = f'move one of them, graph.to("{value.device}") for instance'
         if value.device.type not in ("cpu", "cuda"):
@@ -205,7 +206,8 @@ def own_part(own: Any, without: Any, graph: GraphTensors) -> None:
         raise DtypeError(f"without is {without.dtype}: give torch.bool.")
     if without.shape != (n, 1):
         raise ShapeError(f"without has shape {tuple(without.shape)}: give {(n, 1)}.")
-    _on_device("without", without, graph, "move one of them")
+    if without.device != graph.device:
+        _on_device("without", without, graph, "move one of them")
 
 
 def bias(value: Any, x: Tensor, graph: GraphTensors) -> None:
@@ -309,7 +311,7 @@ class Tensors:
         """Check for one value, or a row of them, at each stored entry."""
         tensor(name, value)
         if arg.alike == "dtype" and like is not None:
-            if value.dim() == 2:
+            if value.dim() == 2 and 2 in arg.axes:
                 of_heads(name, value, A, like[1])
             else:
                 vector(name, value, length=size, what="stored entries", x=like[1], graph=A)

@@ -49,6 +49,17 @@ def apart(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     return tuple(None if tensor is None else tensor.view_as(tensor) for tensor in tensors)
 
 
+def taped(
+    function: type[Function], compute: Any, inputs: tuple[Tensor | None, ...], *constants: Any
+) -> Any:
+    """Run ``compute(*inputs, *constants)``, as a Function if autograd records the inputs."""
+    if not recorded(*inputs):
+        return compute(*inputs, *constants)
+    if torch.compiler.is_compiling():
+        inputs = apart(*inputs)
+    return function.apply(*inputs, *constants)  # type: ignore[no-untyped-call]
+
+
 def once(
     name: str,
     compute: Any,

@@ -6,10 +6,11 @@ and vertices there are, and nothing else: the cut of the rows is laid out for th
 need, and known exactly once the ``Report`` is done.
 """
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
-from ...formats.base import Built
 from ...formats.chunks import CHUNKS_PER_BLOCK, Chunks
 from ...formats.compressed import CSR
 from ...graph.edges import Edges
@@ -48,94 +49,73 @@ class Arrays:
         self.report, self.half, self._offset = report, half, offset
         self._begin = memory.data_ptr() + offset
         self.structure = build.structure_in(at, self._begin, sizes, report, half)
-        self.built = Built()
-        self._inverse: Tensor | None = None
 
+    @property
     def findings(self) -> Findings | None:
         """Return what the build has reported, None while it is not done."""
-        halves = self.report.found
+        halves = self.report.findings
         return None if halves is None else halves[self.half]
 
+    @cached_property
     def views(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``indptr``, ``indices`` and ``perm``, which launches do not ask for."""
-        return self.built.ask("views", self._views)
-
-    def _views(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Make the views of the rows."""
         at, (n_rows, _, nnz, index_dtype) = self.at, self.sizes
         index = DTYPES[index_dtype]
         places = (at.indptr, n_rows + 1), (at.indices, nnz), (at.perm, nnz)
         indptr, indices, perm = (self._part(place, index, count) for place, count in places)
         return indptr, indices, perm
 
-    def settled(self) -> Structure:
-        """Return the structure as it is, waiting for its build."""
-        return self.built.ask("structure", lambda: exact(self.structure))
+    @cached_property
+    def exact(self) -> Structure:
+        """Return the structure with exact sizes, waiting for its build."""
+        return exact(self.structure)
 
-    def is_settled(self) -> bool:
-        """Return True if the structure has been read as it is."""
-        return "structure" in self.built.found
+    def known_structure(self) -> Structure:
+        """Return the structure with exact sizes if they were read, else for the most blocks.
 
-    def without_cuts(self) -> Structure:
-        """Return the structure for as many blocks as there can be, which another graph's may be.
-
-        Its rows are cut between blocks only if the report says so, where the build is done.
+        That may be another graph's too.  Its rows are cut between blocks only if the report says
+        so, where the build is done.
         """
-        findings = self.findings()
+        if "exact" in self.__dict__:
+            return self.exact
+        findings = self.findings
         if findings is not None and not findings.cuts and self.structure.n_cuts:
             places = self.at, self._begin, self.sizes, self.report, self.half
             self.structure = build.structure_in(*places, cuts=False)
         return self.structure
 
+    @cached_property
     def plan(self) -> list[Tensor]:
-        """Return the arrays of ``CSR.chunks``, waiting for the build."""
-        return self.built.ask("plan", self._plan)
-
-    def _plan(self) -> list[Tensor]:
-        """Make the views of the chunks, with exact sizes."""
-        at, S, index = self.at, self.settled(), DTYPES[self.sizes.index_dtype]
+        """Return the arrays of ``CSR.chunks``, with exact sizes, waiting for the build."""
+        at, S, index = self.at, self.exact, DTYPES[self.sizes.index_dtype]
         start = self._part(at.start, index, 2 * (S.blocks * CHUNKS_PER_BLOCK + 1))
         slot = self._part(at.slot, torch.int32, S.blocks + 1)
         cut = self._part(at.cut, torch.int32, S.n_cuts)
         long = self._part(at.long, index, S.n_long)
         return [start.view(-1, 2), slot, cut, long]
 
+    @cached_property
     def inverse_degree(self) -> Tensor:
         """Return one over the number of entries of each row, 1 for an empty one: in float32."""
-        if self._inverse is None:
-            self._inverse = self._of_rows(self.at.inverse)
-        return self._inverse
+        return self._part(self.at.inverse, torch.float32, self.sizes.n_rows)
 
+    @cached_property
     def unit_scales(self) -> tuple[Tensor, Tensor]:
         """Return GCN's factors of the rows, see ``autograd.unit_scales``: in float32."""
-        return self.built.ask("unit scales", self._unit_scales)
+        at, dtype, n = self.at, torch.float32, self.sizes.n_rows
+        return self._part(at.scale, dtype, n), self._part(at.square, dtype, n)
 
-    def _unit_scales(self) -> tuple[Tensor, Tensor]:
-        """Make the views of GCN's factors of the rows, see ``autograd.unit_scales``."""
-        return self._of_rows(self.at.scale), self._of_rows(self.at.square)
-
-    def in_order(self) -> bool:
-        """Return True if each entry is at the place of its edge, waiting for the build."""
-        return not self.report.wait()[self.half].moved
-
+    @cached_property
     def csr(self) -> CSR:
         """Return the CSR over the arrays, without values, waiting for the build."""
-        return self.built.ask("csr", self._csr)
-
-    def _csr(self) -> CSR:
-        """Make the CSR, with its chunks and structure."""
-        start, slot, cut, long = (from_tensor("chunks", part) for part in self.plan())
-        indptr, indices = (from_tensor("rows", view) for view in self.views()[:2])
-        shape, S = self.sizes[:2], self.settled()
+        start, slot, cut, long = (from_tensor("chunks", part) for part in self.plan)
+        indptr, indices = (from_tensor("rows", view) for view in self.views[:2])
+        shape, S = self.sizes[:2], self.exact
         csr = CSR._trusted(indptr=indptr, indices=indices, data=None, shape=shape)
         chunks = Chunks(start=start, slot=slot, cut=cut, long=long, longest=S.longest)
         csr._built().ask("chunks", lambda: chunks)
         csr._built().ask("structure", lambda: S)
         return csr
-
-    def _of_rows(self, begin: int) -> Tensor:
-        """Return a view of a float32 value for each row."""
-        return self._part(begin, torch.float32, self.sizes.n_rows)
 
     def _part(self, begin: int, dtype: torch.dtype, count: int) -> Tensor:
         """Return a view of so many values that begin there."""
@@ -177,15 +157,14 @@ def _small(
     rows = Arrays(launch.rows, sizes, memory, report)
     if launch.columns is None:
         return rows, None
-    n_rows, n_cols, nnz, index_dtype = sizes
-    flipped = Sizes(n_cols, n_rows, nnz, index_dtype)
+    flipped = sizes._replace(n_rows=sizes.n_cols, n_cols=sizes.n_rows)
     return rows, Arrays(launch.columns, flipped, memory, report, 1, launch.rows.size)
 
 
 def columns_of(rows: Arrays) -> Arrays:
     """Build the rows of the transpose; its ``perm`` numbers the entries of ``rows``."""
-    n_rows, n_cols, nnz, index_dtype = rows.sizes
-    sizes, ids = Sizes(n_cols, n_rows, nnz, index_dtype), (rows.structure.indices, 0)
+    sizes = rows.sizes._replace(n_rows=rows.sizes.n_cols, n_cols=rows.sizes.n_rows)
+    ids = rows.structure.indices, 0
     with Report(rows.report.device) as report:
         return _built(sizes, report, rows.memory, ids, rows.structure.indptr, transposed=True)
 

@@ -2,16 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
-
-
-@runtime_checkable
-class HasParts(Protocol):
-    """The tensors of a graph."""
-
-    def parts(self) -> list[Any]:
-        """List all that kernels read of it."""
-
+from typing import Any
 
 #: Where users of graphs and of kept constants note them; None where nothing is recorded.
 noted: list[Any] | None = None
@@ -39,7 +30,7 @@ def noting() -> Iterator[list[Any]]:
         yield parts
     finally:
         noted = before
-    graphs = {id(user): user for user in parts if isinstance(user, HasParts)}
+    graphs = {id(user): user for user in parts if hasattr(user, "parts")}
     parts += [part for user in graphs.values() for part in user.parts()]
 
 

@@ -1,46 +1,38 @@
 """Values of edges between the order in which the user gave the edges and CSR order."""
 
-from typing import Any, overload
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..engine.recording import recorded
+from ..engine.recording import taped
 from .prepare import GraphLike, tensors_of
 from .tensors import GraphTensors
 
+MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
 
-@overload
-def in_csr_order(tensors: GraphTensors, values: Tensor) -> Tensor: ...
-@overload
-def in_csr_order(tensors: GraphTensors, values: Tensor | None) -> Tensor | None: ...
-def in_csr_order(tensors: GraphTensors, values: Tensor | None) -> Tensor | None:
-    """Move values of edges, or rows of them, to CSR order, differentiably."""
+
+def in_csr_order(tensors: GraphTensors, values: MaybeTensor, to_csr: bool = True) -> MaybeTensor:
+    """Move values of edges, or rows of them, to CSR order or back, differentiably; None stays."""
     if values is None or tensors.order is None:
         return values
-    return _moved(values, tensors, True)
+    # A tracer reads the graph's sizes anew in a Function, and gathers have gradients of their own.
+    if torch.compiler.is_compiling():
+        return _gathered(values, tensors, to_csr)
+    moved: Tensor = taped(_Moved, _gathered, (values,), tensors, to_csr)
+    return moved
 
 
-def in_own_order(tensors: GraphTensors, values: Tensor) -> Tensor:
-    """Move values in CSR order to the order in which the user gave the edges, differentiably."""
-    return values if tensors.order is None else _moved(values, tensors, False)
+#: Moves values in CSR order to the order in which the user gave the edges, differentiably.
+in_own_order = partial(in_csr_order, to_csr=False)
 
 
 def own_values(graph: GraphLike) -> Tensor | None:
     """Return the graph's own edge values, in the order of ``graph.structure``, or None."""
     tensors = tensors_of(graph)
-    values = tensors.csr_values
-    return None if values is None else in_own_order(tensors, values)
-
-
-def _moved(values: Tensor, tensors: GraphTensors, to_csr: bool) -> Tensor:
-    """Move values to CSR order or back, differentiably."""
-    # A tracer reads the graph's sizes anew in a Function, and gathers have gradients of their own.
-    if torch.compiler.is_compiling() or not recorded(values):
-        return _gathered(values, tensors, to_csr)
-    moved: Tensor = _Moved.apply(values, tensors, to_csr)  # type: ignore[no-untyped-call]
-    return moved
+    return in_own_order(tensors, tensors.csr_values)
 
 
 def _gathered(values: Tensor, tensors: GraphTensors, to_csr: bool) -> Tensor:
@@ -65,4 +57,4 @@ class _Moved(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _moved(grad, ctx.tensors.current(), not ctx.to_csr), None, None
+        return in_csr_order(ctx.tensors.current(), grad, not ctx.to_csr), None, None

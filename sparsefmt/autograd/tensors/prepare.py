@@ -119,22 +119,16 @@ def prepare(
         if csr is not None:
             prepare_order(csr, order)
     if shape is not None:
-        _prepare_tiles(graph, tensors, shape, transposed, costs)
+        for flipped in (False, True)[: 1 + bool(transposed)]:
+            _prepare_tiles(graph, flipped, shape, costs)
 
 
-def _prepare_tiles(
-    graph: Graph,
-    tensors: GraphTensors,
-    tile: tuple[int, int],
-    transposed: bool,
-    costs: Costs | None,
-) -> None:
-    """Build tiles of the graph, and for gradients of its transpose."""
-    for flipped in (False, True) if transposed else (False,):
-        tiles = (graph.transposed if flipped else graph).sgt(tile)
-        side = tensors.side(flipped)
-        if side.built is not None:
-            _tiles.prepare_tiles(side.built, tiles, side.inverse_degree(torch.float32), costs)
+def _prepare_tiles(graph: Graph, flipped: bool, tile: tuple[int, int], costs: Costs | None) -> None:
+    """Build tiles of the graph, or of its transpose."""
+    tiles = (graph.transposed if flipped else graph).sgt(tile)
+    side = tensors_of(graph).side(flipped)
+    if side.built is not None:
+        _tiles.prepare_tiles(side.built, tiles, side.inverse_degree(torch.float32), costs)
 
 
 def drop_tiles(graph: Graph, tile: tuple[int, int]) -> None:
@@ -163,6 +157,7 @@ def _make_tensors(graph: Graph, both: bool = False, traced: bool = False) -> Non
                 places[at] = GraphTensors.of_formats(built, graph._flipped)
     if traced:
         places[at].freeze()
+        _ = places[at].order
 
 
 slot("torch", _make_tensors)
@@ -197,17 +192,7 @@ def tensors_of(
     return tensors
 
 
-def graph_tensors(graph: object) -> GraphTensors:
-    """Return the tensors of a graph: zero-copy, built once with it.
-
-    Raises
-    ------
-    DtypeError
-        If it is no graph: an ``edge_index`` neither.
-    """
-    if not isinstance(graph, (Graph, GraphTensors)):
-        raise wrong_graph(graph)
-    return tensors_of(graph)
+graph_tensors = tensors_of  #: as layers and planners name it, whose graphs are known
 
 
 def has_tiles(graph: GraphLike) -> bool:

@@ -34,11 +34,11 @@ class Report:
 
     ``fault`` makes the error for an id that was wrong, of what ``Findings.fault`` says.  A report
     on ``both`` halves of a build tells of the columns too, a ``LINE`` behind the ``address`` of
-    what it tells of the rows; ``found`` has what each half found.  In a ``with`` statement an error
-    abandons it.
+    what it tells of the rows; ``findings`` are those of each half.  In a ``with`` statement an
+    error abandons it.
     """
 
-    __slots__ = ("_fault", "_last", "_told", "_words", "address", "device", "found", "stream")
+    __slots__ = ("_fault", "_last", "_told", "_words", "address", "device", "findings", "stream")
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Report:
         both: bool = False,
     ) -> None:
         self.device, self.stream = device, int(raw_stream(device))
-        self.found: tuple[Findings, ...] | None = None
+        self.findings: tuple[Findings, ...] | None = None
         self._fault, self._told = fault, False
         self._last = _SECOND if both else 0
         with _lock:
@@ -60,20 +60,20 @@ class Report:
     def done(self) -> bool:
         """Return True if the stream has come so far."""
         words = self._words
-        if self.found is None and words[0] and words[self._last]:
+        if self.findings is None and words[0] and words[self._last]:
             with _lock:
-                if self.found is None:
+                if self.findings is None:
                     rows, columns = words[:_COUNT], words[_SECOND:]
                     halves = (rows, columns) if self._last else (rows,)
-                    self.found = tuple(Findings(*half) for half in halves)
+                    self.findings = tuple(Findings(*half) for half in halves)
                     _open.remove(self)
                     _free.append((self.address, words))
-        return self.found is not None
+        return self.findings is not None
 
     def is_ahead(self) -> bool:
         """Return True if the current stream made it and has not come so far."""
         words = self._words
-        if self.found is not None or (words[0] and words[self._last]):
+        if self.findings is not None or (words[0] and words[self._last]):
             return False
         return bool(raw_stream(self.device) == self.stream)
 
@@ -83,7 +83,7 @@ class Report:
             torch.cuda.synchronize(self.device)  # synchronize!
         assert self.done(), "the build was launched before this report was asked for"
         self.check()
-        return self.found  # type: ignore[return-value]
+        return self.findings  # type: ignore[return-value]
 
     def reach(self) -> bool:
         """Let the current stream read what was made, and tell whether that is done.
@@ -92,38 +92,28 @@ class Report:
         """
         if not self.done():
             if raw_stream(self.device) != self.stream:
-                torch.cuda.current_stream(self.device).wait_stream(self._made_by())
+                made_by: Any = torch.cuda.default_stream(self.device)
+                if self.stream:  # 0 is that one
+                    made_by = torch.cuda.ExternalStream(self.stream, device=self.device)  # type: ignore[no-untyped-call]
+                torch.cuda.current_stream(self.device).wait_stream(made_by)
             return False
         self.check()
         return True
-
-    def _made_by(self) -> Any:
-        """Return the stream that makes it, as torch's object; 0 is torch's default stream."""
-        if self.stream == 0:
-            return torch.cuda.default_stream(self.device)
-        return torch.cuda.ExternalStream(self.stream, device=self.device)  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> "Report":
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:
-            self.abandon()
-
-    def abandon(self) -> None:
-        """Drop it, since what was to be launched failed.
-
-        Its words are not used again: a kernel before may still write there.
-        """
-        with _lock:
-            if self in _open:
-                _open.remove(self)
+            with _lock:  # its words are not used again: a kernel before may still write there
+                if self in _open:
+                    _open.remove(self)
 
     def check(self) -> None:
         """Raise for a wrong id, if one is known of."""
-        if self.found is not None and self.found[0].fault and self._fault is not None:
+        if self.findings is not None and self.findings[0].fault and self._fault is not None:
             self._told = True
-            raise self._fault(self.found[0].fault)
+            raise self._fault(self.findings[0].fault)
 
 
 def check_all() -> None:

@@ -100,31 +100,12 @@ class Shared(Protocol, metaclass=_Declared):
 
 
 def shared(graph: object) -> Any:
-    """Return the graph if processes share it, else None.
-
-    Parameters
-    ----------
-    graph : Graph, DistGraph, Tensor or anything else
-
-    Returns
-    -------
-    Shared or None
-    """
+    """Return the graph if processes share it, else None."""
     return graph if isinstance(graph, Shared) else None
 
 
 def local_of(graph: Any) -> Any:
-    """Return the graph of the entries here, whose rows are the targets here.
-
-    Parameters
-    ----------
-    graph : Graph or DistGraph
-
-    Returns
-    -------
-    Graph
-        The graph itself if processes do not share it.
-    """
+    """Return the graph of the entries here, whose rows are the targets here."""
     return graph.local if isinstance(graph, Shared) else graph
 
 
@@ -135,6 +116,5 @@ def n_sources(graph: Any) -> int:
 
 def is_square(graph: Any) -> bool:
     """Return True if the targets of a graph are its sources."""
-    if isinstance(graph, Shared):
-        return graph.is_square
-    return bool(graph.shape[0] == graph.shape[1])
+    shape = graph.shape
+    return graph.is_square if isinstance(graph, Shared) else bool(shape[0] == shape[1])

@@ -18,9 +18,9 @@ from .reports import Report, mark
 class TensorStore:
     """Tensors of a structure, and what is made once of them alone."""
 
-    def __init__(self, leaf: Any, built: Built | None = None) -> None:
+    def __init__(self, leaf: Any) -> None:
         self.device: Any = getattr(leaf, "device", None)  # a tracer's leaf may be anything
-        self._built = Built() if built is None else built
+        self._built = Built()
         self._marks: dict[Any, Report] = {}  # reports on what a stream may still make
 
     def kept(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
@@ -98,7 +98,7 @@ class Side(TensorStore):
         arrays = self.arrays
         if arrays is None:
             return self._plan
-        plan = arrays.plan()
+        plan = arrays.plan
         self.settle()
         return plan
 
@@ -119,7 +119,7 @@ class Side(TensorStore):
     def over(cls, arrays: Arrays, *, numbered: bool) -> "Side":
         """Make a side over arrays that the current stream is building, with ``perm`` if wanted."""
         side = cls.__new__(cls)
-        TensorStore.__init__(side, arrays.memory, arrays.built)
+        TensorStore.__init__(side, arrays.memory)
         side.arrays, side._numbered = arrays, numbered
         side._plan, side.n_cols = [], arrays.sizes.n_cols
         side.structure = arrays.structure
@@ -133,9 +133,9 @@ class Side(TensorStore):
         if arrays is None or name not in ("indptr", "indices", "perm", "built"):
             raise AttributeError(name)
         if name == "built":
-            self.built = built_for(arrays.structure, arrays.csr)
+            self.built = built_for(arrays.structure, lambda: arrays.csr)
             return self.built
-        self.indptr, self.indices, perm = arrays.views()
+        self.indptr, self.indices, perm = arrays.views
         self.perm = perm if self._numbered else None
         return self.__dict__[name]
 
@@ -144,14 +144,13 @@ class Side(TensorStore):
 
         No more: for exact sizes launches would be decided anew, for each graph that is used once.
         """
-        arrays = self.arrays
-        if arrays is not None:
-            self.structure = arrays.settled() if arrays.is_settled() else arrays.without_cuts()
+        if self.arrays is not None:
+            self.structure = self.arrays.known_structure()
 
     def settle(self) -> None:
         """Take over exact sizes, which the build has reported."""
         if self.arrays is not None:
-            self.structure = self.arrays.settled()
+            self.structure = self.arrays.exact
             _ = self.built
 
     def freeze(self) -> None:
@@ -159,21 +158,21 @@ class Side(TensorStore):
         arrays = self.arrays
         if arrays is not None:
             _ = self.indptr, self.built
-            self._plan, self.structure = arrays.plan(), arrays.settled()
+            self._plan, self.structure = arrays.plan, arrays.exact
             self.arrays = None
 
     def inverse_degree(self, dtype: torch.dtype) -> Tensor:
         """Return 1 over the number of entries, 1 for an empty row: (n_rows,)."""
         arrays = self.arrays
         if arrays is not None and dtype is torch.float32:
-            return arrays.inverse_degree()
-        return self.kept(dtype, lambda: self._inverse_degree(dtype))
+            return arrays.inverse_degree
+
+        def make() -> Tensor:
+            lengths = (self.indptr[1:] - self.indptr[:-1]).clamp(min=1)
+            return lengths.to(torch.float64).reciprocal().to(dtype)
+
+        return self.kept(dtype, make)
 
     def inverse_degree_beside(self, like: Tensor) -> Tensor:
         """Return the same in the dtype in which sums of values like these run."""
         return self.inverse_degree(like.dtype if like.dtype.itemsize >= 4 else torch.float32)
-
-    def _inverse_degree(self, dtype: torch.dtype) -> Tensor:
-        """Compute 1 over the number of entries of each row."""
-        lengths = (self.indptr[1:] - self.indptr[:-1]).clamp(min=1)
-        return lengths.to(torch.float64).reciprocal().to(dtype)

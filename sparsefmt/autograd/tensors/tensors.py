@@ -26,10 +26,13 @@ _MOST_ASKED = 12
 class GraphTensors(TensorStore):
     """The tensors of a graph: its rows, its edge values and, once they are read, its columns.
 
-    ``csr_values`` are in CSR order.  ``building`` are the reports of what a stream may still be at.
-    ``source`` holds the formats that all is made of, and whether of their transpose; None for a
-    tracer's leaves, of which columns and order are given.
+    ``csr_values`` are in CSR order, to which ``order`` leads from the user's, ``Graph.csr_perm``;
+    None where the edges were given in it.  ``building`` are the reports of what a stream may still
+    be at.  ``source`` holds the formats that all is made of, and whether of their transpose; None
+    for a tracer's leaves, of which columns and order are given.
     """
+
+    order: Tensor | None
 
     def __init__(
         self,
@@ -45,8 +48,9 @@ class GraphTensors(TensorStore):
         self.rows, self.csr_values, self._source = rows, csr_values, source
         self.n_rows, self.n_cols, self.nnz = sizes
         self.kind: str = getattr(self.device, "type", "")
-        self._columns, self._order = columns, order
-        self._ordered = source is None  # whether the order is known
+        self._columns = columns
+        if source is None:
+            self.order = order
         self.building: tuple[Report, ...] = ()
         self.asks_left = 0  #: until exact sizes of what was built are taken over
         self.loops: bool | None = None  #: whether an edge is one, None where nobody has looked
@@ -70,7 +74,7 @@ class GraphTensors(TensorStore):
             check_all()
             arrays, of_columns = sides_of(edges, both=both)
             rows, values = Side.over(arrays, numbered=False), edges.weight
-            values = None if values is None else values.detach().index_select(0, arrays.views()[2])
+            values = None if values is None else values.detach().index_select(0, arrays.views[2])
             made = cls(rows, values, (*edges.shape, edges.nnz), (built, False))
             report = arrays.report
             marks = () if values is None else (mark(edges.device_number),)
@@ -111,12 +115,18 @@ class GraphTensors(TensorStore):
             self._build_columns()
         return cast(Side, self._columns)
 
-    @property
-    def order(self) -> Tensor | None:
-        """Return ``Graph.csr_perm``, None where the edges were given in CSR order."""
-        if torch.compiler.is_compiling() or not self._ordered:
-            self._build_order()
-        return self._order
+    def __getattr__(self, name: str) -> Any:
+        """Make ``order`` once somebody asks for it; a tracer finds it made."""
+        if name != "order" or self._source is None:
+            raise AttributeError(name)
+        (built, flipped), arrays = self._source, self.rows.arrays
+        with built.lock, torch.inference_mode(False):
+            if arrays is not None:
+                self.order = arrays.views[2]
+            else:
+                numbers = built.numbers(flipped)
+                self.order = None if numbers is None else to_tensor(numbers)
+        return self.order
 
     def _build_columns(self) -> bool:
         """Build the columns, if they are missing."""
@@ -139,28 +149,13 @@ class GraphTensors(TensorStore):
             self._columns = columns
         return True
 
-    def _build_order(self) -> bool:
-        """Make the tensor of the order, if it is missing."""
-        if self._ordered or self._source is None:
-            return True
-        (built, flipped), arrays = self._source, self.rows.arrays
-        with built.lock, torch.inference_mode(False):
-            if arrays is not None:
-                self._order = arrays.views()[2]
-            else:
-                numbers = built.numbers(flipped)
-                self._order = None if numbers is None else to_tensor(numbers)
-            self._ordered = True
-        return True
-
     # See ``Graph._fill``.
     _build_columns._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    _build_order._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def built_scales(self) -> tuple[Tensor, Tensor] | None:
         """Return what ``autograd.unit_scales`` computes, in float32, if the build has made it."""
         arrays = self.rows.arrays
-        return None if arrays is None or self.csr_values is not None else arrays.unit_scales()
+        return None if arrays is None or self.csr_values is not None else arrays.unit_scales
 
     def _sides(self) -> list[Side]:
         """List the sides that are built."""
@@ -195,11 +190,11 @@ class GraphTensors(TensorStore):
         with self._built.lock:  # another thread may add the columns
             left = [report for report in self.building if not report.reach()]
             arrays = self.rows.arrays
-            findings = None if arrays is None else arrays.findings()
+            findings = None if arrays is None else arrays.findings
             if findings is not None:
                 self.loops = bool(findings.loops)
                 if not findings.moved:
-                    self._order, self._ordered = None, True
+                    self.order = None
             if not left:
                 self.asks_left = _MOST_ASKED
                 for side in self._sides():
@@ -230,7 +225,7 @@ class GraphTensors(TensorStore):
         stores = [self._built]
         for side in self._sides():
             stores += [side._built, *([] if side.built is None else [side.built])]
-        order = self._order if self.rows.arrays is None else self.order
+        order = self.__dict__.get("order") if self.rows.arrays is None else self.order
         return [order, *(made for store in stores for _, made in store.items())]
 
     def freeze(self) -> None:
@@ -243,7 +238,7 @@ class GraphTensors(TensorStore):
             if self._columns is not None:
                 built.csc()
             self.wait()
-            self._build_order()
+            _ = self.order
             for side in self._sides():
                 side.freeze()
 
@@ -252,8 +247,8 @@ class GraphTensors(TensorStore):
         self.wait()
         arrays = cast(Arrays, self.rows.arrays)
         values = None if self.csr_values is None else from_tensor("values", self.csr_values)
-        order = None if arrays.in_order() else from_tensor("perm", arrays.views()[2])
-        return arrays.csr().with_data(values), order
+        order = from_tensor("perm", arrays.views[2]) if arrays.report.wait()[0].moved else None
+        return arrays.csr.with_data(values), order
 
     def numbered_csc(self) -> tuple[CSC, Any] | None:
         """Return the columns that were built of edges as a CSC, and the places of its entries."""
@@ -261,10 +256,10 @@ class GraphTensors(TensorStore):
         if arrays is None:
             return None
         self.wait()
-        perm = arrays.views()[2]
+        perm = arrays.views[2]
         values = None if self.csr_values is None else self.csr_values.index_select(0, perm)
         data = None if values is None else from_tensor("values", values)
-        return arrays.csr().with_data(data).T, from_tensor("perm", perm)
+        return arrays.csr.with_data(data).T, from_tensor("perm", perm)
 
     def inverse(self) -> Tensor:
         """Return the inverse of ``order``: the place in CSR order of each edge of the user's."""
@@ -287,7 +282,7 @@ def refuse_capture(built: GraphBuilt, flipped: bool) -> None:
     """Raise if a CUDA graph is being captured, which cannot wait for rows or columns."""
     started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if started and torch.cuda.is_current_stream_capturing():
-        shape = built.given.shape[::-1] if flipped else built.given.shape
+        shape = built.source.shape[::-1] if flipped else built.source.shape
         raise UnsupportedError(
             f"a graph of shape {tuple(shape)} would be built in the capture of a CUDA graph, which "
             "cannot wait for it, and whose replays would not build it again: make it before, run a "
