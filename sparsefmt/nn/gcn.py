@@ -1,13 +1,14 @@
-"""GCN's convolution, with MaxK or over a sample of each row."""
+"""GCN's convolution, with MaxK or over a sample of each row, and MaxK itself."""
 
 from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter, init
+from torch.nn import Module, Parameter, init
 from torch.nn.functional import linear
 
-from ..autograd import aggregate_with_own, as_graph, maxk_aggregate
+from ..autograd import aggregate_with_own, as_graph, maxk, maxk_aggregate
+from ..autograd.cbsr import features_to_keep
 from ..autograd.layers import gcn_convolution
 from ..autograd.maps import read_map
 from ..autograd.plain import is_plain
@@ -238,3 +239,39 @@ class GCNConv(Convolution):
         kept = weight is None and fill and not to_all and not torch.compiler.is_compiling()
         without = stored(graph, h.dtype) if kept else own == 0
         return torch.addcmul(y, own, h if without is None else h.masked_fill(without, 0))
+
+
+class MaxK(Module):
+    """Keep the ``k`` largest features of each row: a non-linearity, in the place of ReLU.
+
+    ``y[i, f] = x[i, f]`` for the ``k`` largest of row ``i``, and 0 elsewhere: ``autograd.maxk``.
+    Before an aggregation use the layer's own ``k``, which spares the dense result.
+
+    Parameters
+    ----------
+    k : int
+        Between 1 and the number of features, which is known when it is called.
+
+    Raises
+    ------
+    DtypeError, ShapeError
+        If ``k`` is no integer, or less than 1.
+
+    Notes
+    -----
+    MaxK-GNN (ASPLOS'24), section 3.1.
+    """
+
+    __module__ = "sparsefmt.nn"
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.k = features_to_keep(k)
+
+    def extra_repr(self) -> str:
+        """Return what the ``repr`` shows."""
+        return f"k={self.k}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (n, feat) to (n, feat)."""
+        return maxk(x, self.k)

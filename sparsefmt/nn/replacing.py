@@ -13,17 +13,13 @@ from torch.nn.parameter import UninitializedParameter
 from ..errors import DtypeError, SparseFmtError
 from ..model.pyg_layers import against_pyg_layer, layer_of_pyg
 from ._passing import REDUCTIONS
-from .agnn import AGNNConv
-from .gat import GATConv
-from .gatv2 import GATv2Conv
+from .gat import GATConv, GATv2Conv
 from .gcn import GCNConv
-from .gin import GINConv
-from .gine import GINEConv
+from .gin import GINConv, GINEConv
 from .rgcn import FastRGCNConv, RGCNConv
 from .sage import SAGEConv
-from .sg import SGConv
-from .tag import TAGConv
-from .transformer import TransformerConv
+from .sg import SGConv, TAGConv
+from .transformer import AGNNConv, TransformerConv
 
 #: By their names, which are PyG's.
 _LAYERS: dict[str, type[Module]] = {

@@ -1,14 +1,16 @@
-"""SGC's convolution: several steps along the edges, and one linear map."""
+"""SGC's and TAG's convolutions: several steps along the edges, and linear maps."""
 
-from typing import Unpack
+from typing import Unpack, cast
 
+import torch
 from torch import Tensor
+from torch.nn import Linear, ModuleList, Parameter, init
 
 from ..autograd.tensors.prepare import GraphLike
 from ._inputs import check_flags
 from ._loops import HopConvolution
-from ._maps import called, draw_map, linear_map, mapped
-from ._passing import PassingOptions
+from ._maps import called, check_map, draw_map, linear_map, mapped
+from ._passing import PassingOptions, plus
 
 
 class SGConv(HopConvolution):
@@ -77,3 +79,76 @@ class SGConv(HopConvolution):
         if self.cached and self.K:
             self._cached_x = x
         return mapped(self.lin, x, "x")
+
+
+class TAGConv(HopConvolution):
+    """Topology adaptive graph convolution: ``y = sum_k (D^-1/2 A D^-1/2)^k x W_k + b``.
+
+    ``k`` runs from 0 to ``K``; ``D`` is the diagonal of the rows' sums of ``A``.
+
+    Parameters
+    ----------
+    in_channels, out_channels, K, bias, normalize
+        As in PyG; ``K`` may be 0.
+    aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
+        As for ``GCNConv``.
+
+    Raises
+    ------
+    DtypeError, ShapeError, UnsupportedError
+        As ``GCNConv``.
+
+    Notes
+    -----
+    TAGCN (arXiv 1710.10370), equation 5.
+    """
+
+    __module__ = "sparsefmt.nn"
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        K: int = 3,
+        bias: bool = True,
+        normalize: bool = True,
+        **options: Unpack[PassingOptions],
+    ) -> None:
+        super().__init__(in_channels, out_channels, K, **options)
+        check_flags(bias=bias, normalize=normalize)
+        self.normalize = normalize
+        maps = (linear_map(in_channels, out_channels, bias=False) for _ in range(K + 1))
+        self.lins = ModuleList(maps)
+        self.bias = Parameter(torch.empty(out_channels)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights as ``torch.nn.Linear`` does, and set the bias to 0."""
+        for layer in self._maps():
+            draw_map(layer)
+        if self.bias is not None:
+            init.zeros_(self.bias)
+
+    def _maps(self) -> list[Linear]:
+        return [cast(Linear, one) for one in self.lins]
+
+    def forward(
+        self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None = None
+    ) -> Tensor:
+        """Map (n, in_channels) to (n, out_channels); arguments and errors are those of ``GCNConv``.
+
+        ``x`` may not be sparse.
+        """
+        if self._plan is not None and edge_weight is None:
+            planned: Tensor | None = self._plan(self, x, edge_index)
+            if planned is not None:
+                return planned
+        steps = self._steps(x, edge_index, edge_weight, 0.0 if self.normalize else None)
+        maps = self._maps()
+        for layer in maps:
+            check_map(layer, x, "x")
+        y = called(maps[0], x, "x")
+        for layer, step in zip(maps[1:], steps, strict=True):
+            x = step(x)
+            y = y + called(layer, x, "x")
+        return plus(y, self.bias)
