@@ -4,7 +4,7 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor
-from torch.nn import Linear, Module, Sequential
+from torch.nn import Linear, Module, Parameter, Sequential
 
 from ..autograd import aggregate_with_own, maxk, maxk_aggregate, message_aggregate, spmm
 from ..autograd.layers import gin_convolution, propagated
@@ -19,11 +19,57 @@ from ._inputs import (
     check_beside,
     check_counts,
     check_edge_weight,
+    check_flags,
     check_in_channels,
+    check_number,
 )
 from ._loops import over_vertices
-from ._maps import OfNetwork, called, check_fit, draw_map, linear_map, mapped
-from ._passing import FORWARD, SUM, Convolution, Options, PassingOptions
+from ._maps import called, draw_map, linear_map, mapped
+from ._passing import FORWARD, SUM, Convolution, Options, Passing, PassingOptions
+
+
+class OfNetwork(Passing):
+    """A layer that ends in a network of the user's, which gets ``1 + eps`` of each vertex too."""
+
+    def _add_network(self, nn: Any, eps: float, train_eps: bool) -> None:
+        """Keep the network, and build ``eps``."""
+        if isinstance(nn, type):
+            raise DtypeError(
+                f"nn is the class {nn.__name__}: give a module, {nn.__name__}(...) for instance."
+            )
+        if not callable(nn):
+            raise DtypeError(f"nn is {nn!r}: give a module, torch.nn.Linear(n, m) for instance.")
+        check_number("eps", eps)
+        check_flags(train_eps=train_eps)
+        self.nn, self.initial_eps = nn, float(eps)
+        self.eps: Tensor
+        if train_eps:
+            self.eps = Parameter(torch.empty(1))
+        else:
+            self.register_buffer("eps", torch.empty(1))
+
+    def _shown(self) -> list[str]:
+        return [f"nn={self.nn}"]
+
+    def reset_parameters(self) -> None:
+        """Reset ``nn``, or its parts that can be, and set ``eps`` to what was given."""
+        _reset(self.nn)
+        with torch.no_grad():
+            self.eps.fill_(self.initial_eps)
+
+    def _with_own(self, y: Tensor, ends: Ends, own: Tensor | None) -> Tensor:
+        """Add ``1 + eps`` of a vertex's own features to those of its neighbours."""
+        if own is None:
+            return y
+        width = ends.source.shape[-1]
+        if own.shape[-1] != width:
+            raise ShapeError(
+                f"x[1] has {own.shape[-1]} features but x[0] has {width}: both are added up, give "
+                "them one width."
+            )
+        check_beside("x[1]", own, ends.source)
+        own = as_autocast(own)
+        return torch.addcmul(y, (1 + self.eps).to(y.dtype), own)
 
 
 class GINConv(OfNetwork, Convolution):
@@ -285,3 +331,26 @@ def _width_of(nn: Any) -> int:
         )
     check_counts(**{"nn's in_features": width})
     return int(width)
+
+
+def check_fit(nn: Module, x: Tensor) -> None:
+    """Check that ``nn`` can take features like ``x``, where a linear map comes first."""
+    while calls_forward_alone(nn, Sequential) and len(nn):  # type: ignore[arg-type]
+        nn = nn[0]  # type: ignore[index]
+    args = read_map(nn) if isinstance(nn, Linear) else None
+    if args is not None:
+        width = args[0].shape[1]
+        if x.shape[-1] != width:
+            raise ShapeError(
+                f"x has {x.shape[-1]} features but nn takes {width}: give (n, {width})."
+            )
+        check_beside("x", x, args[0])
+
+
+def _reset(module: Module) -> None:
+    """Reset the module itself if it can, else its children, as PyG does."""
+    if hasattr(module, "reset_parameters"):
+        module.reset_parameters()  # type: ignore[operator]
+        return
+    for child in module.children():
+        _reset(child)

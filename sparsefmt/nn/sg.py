@@ -1,16 +1,61 @@
 """SGC's and TAG's convolutions: several steps along the edges, and linear maps."""
 
+from collections.abc import Callable
 from typing import Unpack, cast
 
 import torch
 from torch import Tensor
 from torch.nn import Linear, ModuleList, Parameter, init
 
+from ..autograd import as_graph
 from ..autograd.tensors.prepare import GraphLike
-from ._inputs import check_flags
-from ._loops import HopConvolution
+from ..errors import DtypeError, ShapeError
+from ._inputs import (
+    by_vertex,
+    check_counts,
+    check_edge_weight,
+    check_flags,
+    check_in_channels,
+    check_input,
+)
+from ._loops import Normalisation, as_operands, gets_all_loops, hop, over_vertices
 from ._maps import called, check_map, draw_map, linear_map, mapped
-from ._passing import PassingOptions, plus
+from ._passing import Passing, PassingOptions, plus
+
+
+class HopConvolution(Passing):
+    """A layer of ``K`` steps."""
+
+    _reductions_known = ("sum", "mean", "max", "min")
+
+    def __init__(
+        self, in_channels: int, out_channels: int, K: int, **options: Unpack[PassingOptions]
+    ) -> None:
+        check_in_channels(in_channels)
+        check_counts(out_channels=out_channels)
+        super().__init__(**options)
+        if isinstance(K, bool) or not isinstance(K, int):
+            raise DtypeError(f"K is {K!r}: give an integer, 0 or more.")
+        if K < 0:
+            raise ShapeError(f"K is {K}: give 0 or more.")
+        self.in_channels, self.out_channels, self.K = in_channels, out_channels, K
+
+    def _shown(self) -> list[str]:
+        return [*super()._shown(), f"K={self.K}"]
+
+    def _steps(
+        self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None, fill: float | None
+    ) -> list[Callable[[Tensor], Tensor]]:
+        """Return the ``K`` steps, which share their factors, for features like ``x``."""
+        rows = by_vertex(x)
+        graph = self._turned(as_graph(edge_index, rows, name="edge_index"), edge_index)
+        tensors = check_input(x, graph, edge_index)
+        check_edge_weight(edge_weight, tensors)
+        column = rows.flatten(1)[:, :1]
+        column, weight = as_operands(graph, tensors, column, edge_weight)
+        norm = Normalisation(fill, self._reductions[0], bool(fill) and gets_all_loops(edge_index))
+        step = hop(graph, weight, column.dtype, norm)
+        return [lambda h: over_vertices(lambda rows: step(rows, None), h)] * self.K
 
 
 class SGConv(HopConvolution):
