@@ -14,7 +14,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from ..autograd.maps import read_map
 from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
-from ._inputs import check_width
+from ._inputs import check_beside
 
 #: How a map draws its weights: Glorot's uniform ones, or those of ``torch.nn.Linear``.
 GLOROT, KAIMING = "glorot", "kaiming_uniform"
@@ -97,21 +97,33 @@ def check_map(layer: Module, x: Tensor, name: str, times: int = 1) -> ReadMap:
 
     The map multiplies them ``times`` times side by side.  One that has to be called may take any.
     """
-    args = read_map(layer)
+    args, width = read_map(layer), x.shape[-1] * times
     if args is None:
-        settle(layer, x.shape[-1] * times)
+        settle(layer, width)
         args = read_map(layer)
-    if args is not None:
-        weight = args[0]
-        width = x.shape[-1] * times
-        if width != weight.shape[1] or x.dtype is not weight.dtype or x.device != weight.device:
-            check_width(name, x, weight, times)
+    if args is None:
+        return None
+    weight = args[0]
+    if width != weight.shape[1]:
+        takes = weight.shape[1] // times
+        raise ShapeError(
+            f"{name} has {x.shape[-1]} features but the layer takes {takes}: give (n, {takes})."
+        )
+    if x.dtype is not weight.dtype or x.device != weight.device:
+        check_beside(name, x, weight)
     return args
 
 
 def mapped(layer: Module, x: Tensor, name: str) -> Tensor:
     """Compute a map of features, which errors call by this name."""
-    args = check_map(layer, x, name)
+    args = read_map(layer)
+    if (
+        args is None
+        or x.shape[-1] != args[0].shape[1]
+        or x.dtype is not args[0].dtype
+        or x.device != args[0].device
+    ):
+        args = check_map(layer, x, name)
     return called(layer, x, name) if args is None else linear(x, *args)
 
 

@@ -10,9 +10,9 @@ from ..autograd import aggregate_with_own, maxk, maxk_aggregate, message_aggrega
 from ..autograd.layers import gin_convolution, propagated
 from ..autograd.maps import calls_forward_alone, read_map
 from ..autograd.plain import is_plain
-from ..autograd.tensors.prepare import GraphLike, graph_tensors
-from ..autograd.tensors.shared import local_of
+from ..autograd.tensors.prepare import GraphLike
 from ..errors import DtypeError, ShapeError
+from ..graph.graph import Graph
 from ._inputs import (
     Ends,
     as_autocast,
@@ -25,7 +25,7 @@ from ._inputs import (
 )
 from ._loops import over_vertices
 from ._maps import called, draw_map, linear_map, mapped
-from ._passing import FORWARD, SUM, Convolution, Options, Passing, PassingOptions
+from ._passing import SUM, Convolution, Options, Passing, PassingOptions
 
 
 class OfNetwork(Passing):
@@ -145,11 +145,13 @@ class GINConv(OfNetwork, Convolution):
             if y is not None:
                 return y
             if isinstance(x, Tensor) and self._is_usual():
-                y = self._in_one_node(x, self._graph(x, edge_index))
+                graph = self._graph(x, edge_index)
+                y = self._in_one_node(x, graph) if type(graph) is Graph else None
             if y is not None:
                 return y
         ends = self._between(x, edge_index, size)
-        check_edge_weight(edge_weight, graph_tensors(local_of(ends.graph)))
+        if edge_weight is not None:
+            check_edge_weight(edge_weight, ends.tensors)
         check_fit(self.nn, ends.source)
         return called(self.nn, self._aggregated(ends, edge_weight))
 
@@ -172,13 +174,7 @@ class GINConv(OfNetwork, Convolution):
 
     def _is_usual(self) -> bool:
         """Return True if all options that need other code are as they are by default."""
-        return (
-            self._is_whole()
-            and self.flow == FORWARD
-            and self._reductions == SUM
-            and not (eps := self.eps).requires_grad
-            and eps.shape == (1,)
-        )
+        return super()._is_usual() and not self.eps.requires_grad and self.eps.shape == (1,)
 
     def _aggregated(self, ends: Ends, edge_weight: Tensor | None) -> Tensor:
         """Aggregate features of sources, and add a part of the targets' own."""
@@ -285,7 +281,7 @@ class GINEConv(OfNetwork):
         def summed(h: Tensor) -> Tensor:
             if h.dim() > 2:  # in turn: side by side they would repeat the features of edges
                 if not len(h):
-                    return h.new_zeros(*h.shape[:-2], graph_tensors(ends.graph).n_rows, h.shape[-1])
+                    return h.new_zeros(*h.shape[:-2], ends.tensors.n_rows, h.shape[-1])
                 return torch.stack([summed(one) for one in h])
             return message_aggregate(ends.graph, h, features, message="relu_add", reduce=reduction)
 
@@ -300,7 +296,7 @@ class GINEConv(OfNetwork):
             )
         if not isinstance(edge_attr, Tensor):
             raise DtypeError(f"edge_attr is a {type(edge_attr).__name__}: give a torch.Tensor.")
-        nnz = graph_tensors(ends.graph).nnz
+        nnz = ends.tensors.nnz
         if edge_attr.dim() != 2 or edge_attr.shape[0] != nnz:
             mend = ", edge_attr[:, None] for instance" * (edge_attr.dim() == 1)
             raise ShapeError(

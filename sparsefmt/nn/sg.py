@@ -10,15 +10,8 @@ from torch.nn import Linear, ModuleList, Parameter, init
 from ..autograd import as_graph
 from ..autograd.tensors.prepare import GraphLike
 from ..errors import DtypeError, ShapeError
-from ._inputs import (
-    by_vertex,
-    check_counts,
-    check_edge_weight,
-    check_flags,
-    check_in_channels,
-    check_input,
-)
-from ._loops import Normalisation, as_operands, gets_all_loops, hop, over_vertices
+from ._inputs import by_vertex, check_counts, check_flags, check_in_channels, check_input
+from ._loops import as_operands, gets_all_loops, hop, over_vertices
 from ._maps import called, check_map, draw_map, linear_map, mapped
 from ._passing import Passing, PassingOptions, plus
 
@@ -49,12 +42,10 @@ class HopConvolution(Passing):
         """Return the ``K`` steps, which share their factors, for features like ``x``."""
         rows = by_vertex(x)
         graph = self._turned(as_graph(edge_index, rows, name="edge_index"), edge_index)
-        tensors = check_input(x, graph, edge_index)
-        check_edge_weight(edge_weight, tensors)
-        column = rows.flatten(1)[:, :1]
+        tensors, column = check_input(x, graph, edge_index), rows.flatten(1)[:, :1]
         column, weight = as_operands(graph, tensors, column, edge_weight)
-        norm = Normalisation(fill, self._reductions[0], bool(fill) and gets_all_loops(edge_index))
-        step = hop(graph, weight, column.dtype, norm)
+        options = {"reduction": self._reductions[0], "to_all": gets_all_loops(edge_index)}
+        step = hop(graph, tensors, weight, column.dtype, fill, **options)
         return [lambda h: over_vertices(lambda rows: step(rows, None), h)] * self.K
 
 

@@ -25,7 +25,7 @@ from ._attention import (
 from ._inputs import Ends, check_flags, check_input, in_pair
 from ._loops import log_sums, loops, missing_loops
 from ._maps import called, draw_map, linear_map, mapped
-from ._passing import Passing, PassingOptions
+from ._passing import FORWARD, Passing, PassingOptions
 
 
 class _Term(NamedTuple):
@@ -157,13 +157,13 @@ class TransformerConv(Attention):
         DtypeError, DeviceError, UnsupportedError
             As ``autograd.dot_aggregate``; DtypeError also if ``x_target`` is None.
         """
-        ends = self._ends(x, edge_index)
+        ends = self._between(x, edge_index)
         target, graph = ends.target, ends.graph
         if target is None:
             raise DtypeError("x[1] is None: queries are of targets, give their features.")
         query = self._mapped(self.lin_query, target, "x" if ends.alike else "x[1]")
         key, value = self._of_sources(ends, self.lin_key, self.lin_value)
-        term = self._term(edge_attr, graph)
+        term = self._term(edge_attr, ends)
         attention = None
         if term is not None or return_attention_weights is not None:
             attention = AttentionWeights(graph, self._weights(graph, query, key, term))
@@ -183,16 +183,17 @@ class TransformerConv(Attention):
             return y, (edge_index, weights)
         return y, as_given(edge_index, self._turned(graph, None), weights)
 
-    def _term(self, edge_attr: Tensor | None, graph: GraphLike) -> _Term | None:
+    def _term(self, edge_attr: Tensor | None, ends: Ends) -> _Term | None:
         """Return the edges' part of keys and values, which a layer with ``edge_dim`` needs."""
-        features = check_edge_features(edge_attr, graph, self.lin_edge)
-        if self.lin_edge is None:
+        if edge_attr is None and self.lin_edge is None:
             return None
-        if features is None:
+        if edge_attr is None:
             raise ShapeError(
                 f"edge_attr is None but the layer has edge_dim={self.edge_dim}: give the features "
                 "of each edge."
             )
+        features = check_edge_features(edge_attr, ends.tensors, self.lin_edge)
+        assert self.lin_edge is not None  # the features have been checked beside it
         args = read_map(self.lin_edge)
         if args is None or args[1] is not None:
             return _Term(self._mapped(self.lin_edge, features, "edge_attr"), None)
@@ -311,8 +312,10 @@ class AGNNConv(Passing):
         """
         refuse_static(x, self)
         graph = as_graph(edge_index, x, name="edge_index")
-        check_input(x, graph, edge_index)
-        ends = Ends(self._turned(graph, edge_index), x, x, True).gathered()
+        ends = Ends(graph, x, x, True, check_input(x, graph, edge_index))
+        if self.flow != FORWARD:
+            ends = ends.along(self._turned(graph, edge_index))
+        ends = ends.gathered()
         graph, x = ends.graph, ends.source
         wide = torch.promote_types(x.dtype, torch.float32)
         unit = _unit(x.to(wide), max(LEAST_LENGTH, torch.finfo(x.dtype).tiny))
@@ -321,7 +324,7 @@ class AGNNConv(Passing):
             return _composed(graph, x, unit, beta, add)
         queries, keys = (beta * ends.of_targets(unit)).to(x.dtype), unit.to(x.dtype)
         if add and len(queries) != len(keys):
-            graph, add = entries_with_loops(graph, None, None).graph, False
+            graph, add = entries_with_loops(ends, None, None)[0], False
         return dot_aggregate(graph, queries, keys, x, scale=1.0, self_loops=add)
 
 
