@@ -299,39 +299,28 @@ class LoopedAttention(Attention):
     bias: Parameter | None
     res: Linear | None
 
-    def __init__(
-        self,
-        in_channels: int | tuple[int, int],
-        out_channels: int,
-        heads: int,
-        concat: bool,
-        negative_slope: float,
-        dropout: float,
-        add_self_loops: bool,
-        edge_dim: int | None,
-        fill_value: float | Tensor | str,
-        **passing: Unpack[PassingOptions],
-    ) -> None:
-        super().__init__(in_channels, out_channels, heads, concat, dropout, edge_dim, **passing)
-        check_flags(add_self_loops=add_self_loops)
-        check_number("negative_slope", negative_slope)
-        check_fill(fill_value)
-        self.negative_slope, self.add_self_loops = negative_slope, add_self_loops
-        self.fill_value = fill_value
-
     def _vectors(self) -> Parameter:
         """Build a vector for each head."""
         return Parameter(torch.empty(1, self.heads, self.out_channels))
 
-    def _add_edges_and_own(self, edge_dim: int | None, residual: bool, bias: bool) -> None:
-        """Build the map of edge features, and what is added to the joined heads."""
-        check_flags(residual=residual, bias=bias)
-        self.lin_edge = None
-        if edge_dim is not None:
+    def _add_options(
+        self,
+        negative_slope: float,
+        add_self_loops: bool,
+        fill_value: float | Tensor | str,
+        residual: bool,
+        bias: bool,
+    ) -> None:
+        """Check options, and build the map of edge features and what is added to joined heads."""
+        check_flags(add_self_loops=add_self_loops, residual=residual, bias=bias)
+        check_number("negative_slope", negative_slope)
+        check_fill(fill_value)
+        self.negative_slope, self.add_self_loops = negative_slope, add_self_loops
+        self.fill_value, self.residual, self.lin_edge, self.res = fill_value, residual, None, None
+        if self.edge_dim is not None:
             width = self.heads * self.out_channels
-            self.lin_edge = linear_map(edge_dim, width, bias=False, draw=GLOROT)
+            self.lin_edge = linear_map(self.edge_dim, width, bias=False, draw=GLOROT)
         width = self.out_channels * (self.heads if self.concat else 1)
-        self.residual, self.res = residual, None
         if residual:
             of_targets = in_pair(self.in_channels)[1]
             self.res = linear_map(of_targets, width, bias=False, draw=GLOROT)

@@ -95,7 +95,7 @@ class Passing(Module):
     def __init_subclass__(cls, **options: Any) -> None:
         """Refuse a subclass with a step of PyG's layers, or with MessagePassing before a layer."""
         super().__init_subclass__(**options)
-        if any(base.__module__ == _PYG for base in _before(Passing, cls)):
+        if any(base.__module__ == _PYG for base in cls.__mro__[: cls.__mro__.index(Passing)]):
             _join_for(cls)
         for name in _STEPS:
             if name in vars(cls):
@@ -115,8 +115,7 @@ class Passing(Module):
     @property
     def explain(self) -> bool | None:
         """False, or None as for PyG's layers by default; True is refused."""
-        explain: bool | None = self.__dict__.get("_explain")
-        return explain
+        return cast("bool | None", self.__dict__.get("_explain"))
 
     @explain.setter
     def explain(self, explain: bool | None) -> None:
@@ -220,11 +219,6 @@ def join_pyg() -> None:
         Passing.__bases__ = (base,)
 
 
-def _before(kind: type, cls: type) -> tuple[type, ...]:
-    """Return the classes that a class asks for a name before that one."""
-    return cls.__mro__[: cls.__mro__.index(kind)]
-
-
 def _join_for(cls: type) -> None:
     """Join PyG now, for a class that has ``MessagePassing`` and one of our layers as bases.
 
@@ -268,6 +262,9 @@ _HOOKED = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_u
 _HOOKS = tuple(f"register_{step}_forward{pre}_hook" for step in _HOOKED for pre in ("", "_pre"))
 
 
+_NO_SCRIPT = "TorchScript cannot compile it; use torch.compile or nn.capture."
+
+
 def _refusing(name: str, why: str) -> Callable[..., Any]:
     def refuse(self: Passing, *args: Any, **kwargs: Any) -> Any:
         raise UnsupportedError(f"{type(self).__name__}.{name}: {why}")
@@ -277,10 +274,8 @@ def _refusing(name: str, why: str) -> Callable[..., Any]:
     return refuse
 
 
-for _name in (*_STEPS, *_HOOKS):
-    setattr(Passing, _name, _refusing(_name, _NO_STEPS))
-_NO_SCRIPT = "TorchScript cannot compile it; use torch.compile or nn.capture."
-setattr(Passing, "jittable", _refusing("jittable", _NO_SCRIPT))  # noqa: B010  # typed as none
+for _name, _why in {**dict.fromkeys((*_STEPS, *_HOOKS), _NO_STEPS), "jittable": _NO_SCRIPT}.items():
+    setattr(Passing, _name, _refusing(_name, _why))
 
 
 def module_of(aggr: Any, aggr_kwargs: dict[str, Any] | None, mend: str) -> Module:
@@ -289,8 +284,9 @@ def module_of(aggr: Any, aggr_kwargs: dict[str, Any] | None, mend: str) -> Modul
     ``mend`` says what else may be given, where PyG has none of that name or is not installed.
     """
     where = f"aggr is {aggr!r}, which no kernel computes: give {mend}, or "
+    kinds = str, getattr(sys.modules.get("torch_geometric.nn.aggr"), "Aggregation", str)
     for one in aggr if isinstance(aggr, list | tuple) else [aggr]:
-        if not isinstance(one, str) and not _is_pygs(one):
+        if not isinstance(one, kinds):
             raise DtypeError(
                 f"aggr is {aggr!r}: give {mend}, a module of torch_geometric.nn.aggr, or a list "
                 "of them."
@@ -309,12 +305,6 @@ def module_of(aggr: Any, aggr_kwargs: dict[str, Any] | None, mend: str) -> Modul
             f"{error}; give arguments of its constructor."
         ) from error
     return made
-
-
-def _is_pygs(aggr: Any) -> bool:
-    """Return True for a module of PyG's aggregations, which are there if PyG is."""
-    base = getattr(sys.modules.get("torch_geometric.nn.aggr"), "Aggregation", None)
-    return base is not None and isinstance(aggr, base)
 
 
 def check_aggr_kwargs(value: Any) -> None:

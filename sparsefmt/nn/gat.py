@@ -76,8 +76,7 @@ class GATConv(LoopedAttention):
         residual: bool = False,
         **passing: Unpack[PassingOptions],
     ) -> None:
-        shared = heads, concat, negative_slope, dropout, add_self_loops, edge_dim, fill_value
-        super().__init__(in_channels, out_channels, *shared, **passing)
+        super().__init__(in_channels, out_channels, heads, concat, dropout, edge_dim, **passing)
         self.lin: Linear | None = None
         self.lin_src: Linear | None = None
         self.lin_dst: Linear | None = None
@@ -90,7 +89,7 @@ class GATConv(LoopedAttention):
             self.lin = linear_map(in_channels, heads * out_channels, **options)
         self.att_src, self.att_dst = self._vectors(), self._vectors()
         self.att_edge: Parameter | None = None if edge_dim is None else self._vectors()
-        self._add_edges_and_own(edge_dim, residual, bias)
+        self._add_options(negative_slope, add_self_loops, fill_value, residual, bias)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -282,9 +281,8 @@ class GATv2Conv(LoopedAttention):
         residual: bool = False,
         **passing: Unpack[PassingOptions],
     ) -> None:
-        shared = heads, concat, negative_slope, dropout, add_self_loops, edge_dim, fill_value
         check_flags(bias=bias, share_weights=share_weights)
-        super().__init__(in_channels, out_channels, *shared, **passing)
+        super().__init__(in_channels, out_channels, heads, concat, dropout, edge_dim, **passing)
         self.share_weights = share_weights
         of_sources, of_targets = in_pair(in_channels)
         options: dict[str, Any] = {"bias": bias, "draw": GLOROT}
@@ -293,7 +291,7 @@ class GATv2Conv(LoopedAttention):
         if not share_weights:
             self.lin_r = linear_map(of_targets, heads * out_channels, **options)
         self.att = self._vectors()
-        self._add_edges_and_own(edge_dim, residual, bias)
+        self._add_options(negative_slope, add_self_loops, fill_value, residual, bias)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

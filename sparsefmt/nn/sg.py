@@ -1,7 +1,7 @@
 """SGC's and TAG's convolutions: several steps along the edges, and linear maps."""
 
 from collections.abc import Callable
-from typing import Unpack, cast
+from typing import ClassVar, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ class HopConvolution(Passing):
     """A layer of ``K`` steps."""
 
     _reductions_known = ("sum", "mean", "max", "min")
+    #: Computes the layer, of features, a graph and edge weights.
+    _computed: ClassVar[Callable[..., Tensor]]
 
     def __init__(
         self, in_channels: int, out_channels: int, K: int, **options: Unpack[PassingOptions]
@@ -35,6 +37,19 @@ class HopConvolution(Passing):
 
     def _shown(self) -> list[str]:
         return [*super()._shown(), f"K={self.K}"]
+
+    def forward(
+        self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None = None
+    ) -> Tensor:
+        """Map (n, in_channels) to (n, out_channels); arguments and errors are those of ``GCNConv``.
+
+        ``x`` may not be sparse.
+        """
+        if self._plan is not None and edge_weight is None:
+            planned: Tensor | None = self._plan(self, x, edge_index)
+            if planned is not None:
+                return planned
+        return self._computed(x, edge_index, edge_weight)
 
     def _steps(
         self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None, fill: float | None
@@ -96,17 +111,8 @@ class SGConv(HopConvolution):
         draw_map(self.lin)
         self._cached_x: Tensor | None = None
 
-    def forward(
-        self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None = None
-    ) -> Tensor:
-        """Map (n, in_channels) to (n, out_channels); arguments and errors are those of ``GCNConv``.
-
-        ``x`` may not be sparse.
-        """
-        if self._plan is not None and edge_weight is None:
-            planned: Tensor | None = self._plan(self, x, edge_index)
-            if planned is not None:
-                return planned
+    def _computed(self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None) -> Tensor:
+        """Take all steps, and map what comes of them."""
         if self._cached_x is not None:
             return called(self.lin, self._cached_x.detach(), "x")
         fill = 1.0 if self.add_self_loops else 0.0
@@ -153,38 +159,27 @@ class TAGConv(HopConvolution):
         super().__init__(in_channels, out_channels, K, **options)
         check_flags(bias=bias, normalize=normalize)
         self.normalize = normalize
-        maps = (linear_map(in_channels, out_channels, bias=False) for _ in range(K + 1))
-        self.lins = ModuleList(maps)
+        self.lins = ModuleList(
+            linear_map(in_channels, out_channels, bias=False) for _ in range(K + 1)
+        )
         self.bias = Parameter(torch.empty(out_channels)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the weights as ``torch.nn.Linear`` does, and set the bias to 0."""
-        for layer in self._maps():
-            draw_map(layer)
+        for layer in self.lins:
+            draw_map(cast(Linear, layer))
         if self.bias is not None:
             init.zeros_(self.bias)
 
-    def _maps(self) -> list[Linear]:
-        return [cast(Linear, one) for one in self.lins]
-
-    def forward(
-        self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None = None
-    ) -> Tensor:
-        """Map (n, in_channels) to (n, out_channels); arguments and errors are those of ``GCNConv``.
-
-        ``x`` may not be sparse.
-        """
-        if self._plan is not None and edge_weight is None:
-            planned: Tensor | None = self._plan(self, x, edge_index)
-            if planned is not None:
-                return planned
+    def _computed(self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None) -> Tensor:
+        """Map the features of each step, and add them up."""
         steps = self._steps(x, edge_index, edge_weight, 0.0 if self.normalize else None)
-        maps = self._maps()
-        for layer in maps:
+        first, *rest = self.lins
+        for layer in self.lins:
             check_map(layer, x, "x")
-        y = called(maps[0], x, "x")
-        for layer, step in zip(maps[1:], steps, strict=True):
+        y = called(first, x, "x")
+        for layer, step in zip(rest, steps, strict=True):
             x = step(x)
             y = y + called(layer, x, "x")
         return plus(y, self.bias)
