@@ -10,36 +10,31 @@ from .._lazy import facade
 
 if TYPE_CHECKING:
     from ..model.capturing import capture as capture
-    from .agnn import AGNNConv as AGNNConv
     from .gat import GATConv as GATConv
-    from .gatv2 import GATv2Conv as GATv2Conv
+    from .gat import GATv2Conv as GATv2Conv
     from .gcn import GCNConv as GCNConv
+    from .gcn import MaxK as MaxK
     from .gin import GINConv as GINConv
-    from .gine import GINEConv as GINEConv
-    from .maxk import MaxK as MaxK
+    from .gin import GINEConv as GINEConv
     from .replacing import replace_layers as replace_layers
     from .rgcn import FastRGCNConv as FastRGCNConv
     from .rgcn import RGCNConv as RGCNConv
     from .sage import SAGEConv as SAGEConv
     from .sg import SGConv as SGConv
-    from .tag import TAGConv as TAGConv
+    from .sg import TAGConv as TAGConv
+    from .transformer import AGNNConv as AGNNConv
     from .transformer import TransformerConv as TransformerConv
 
 #: Module -> the public names that it defines; resolved on first use (PEP 562), which imports torch.
 _MODULES = {
-    "agnn": "AGNNConv",
     ".model.capturing": "capture",
-    "gat": "GATConv",
-    "gatv2": "GATv2Conv",
-    "gcn": "GCNConv",
-    "gin": "GINConv",
-    "gine": "GINEConv",
-    "maxk": "MaxK",
+    "gat": "GATConv GATv2Conv",
+    "gcn": "GCNConv MaxK",
+    "gin": "GINConv GINEConv",
     "replacing": "replace_layers",
     "rgcn": "FastRGCNConv RGCNConv",
     "sage": "SAGEConv",
-    "sg": "SGConv",
-    "tag": "TAGConv",
-    "transformer": "TransformerConv",
+    "sg": "SGConv TAGConv",
+    "transformer": "AGNNConv TransformerConv",
 }
 __all__, __getattr__, __dir__ = facade(__name__, _MODULES)

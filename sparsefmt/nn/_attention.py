@@ -1,5 +1,6 @@
 """What attention layers share: heads and how they are joined, loops, residuals, weights."""
 
+from collections.abc import Callable
 from math import sqrt
 from numbers import Real
 from typing import Any, ClassVar, NamedTuple, Unpack
@@ -13,6 +14,7 @@ from ..autograd import as_graph, edge_softmax, message_aggregate, sddmm, spmm
 from ..autograd.maps import read_map
 from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from ..autograd.tensors.shared import Shared
+from ..autograd.tensors.tensors import GraphTensors
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ._inputs import Ends, check_beside, check_counts, check_flags, check_number, in_pair
 from ._loops import ends, loops, with_loops
@@ -21,13 +23,6 @@ from ._passing import FORWARD, Passing, PassingOptions
 
 #: How a loop's features come from those of its row's entries: PyG's words, torch's reductions.
 FILLS = {"mean": "mean", "add": "sum", "sum": "sum", "min": "amin", "max": "amax", "mul": "prod"}
-
-
-class Entries(NamedTuple):
-    """A graph's entries, and their features in its order, if they have some."""
-
-    graph: GraphLike
-    features: Tensor | None
 
 
 class AttentionWeights(NamedTuple):
@@ -55,75 +50,55 @@ def check_fill(fill_value: Any) -> None:
     check_number("fill_value", fill_value)
 
 
-def entries_with_loops(graph: GraphLike, features: Tensor | None, own: Tensor | None) -> Entries:
+def entries_with_loops(
+    ends: Ends, features: Tensor | None, own: Tensor | None
+) -> tuple[GraphLike, Tensor | None]:
     """Add one loop to each vertex that is a row and a column, behind the entries that are none.
 
-    So PyG orders them: the other entries in the user's order, then loops by vertices, whose
-    features are ``own``.
+    Returns the graph, and features in its order, which is PyG's: the other entries in the user's
+    order, then loops by vertices, whose features are ``own``.
     """
-    (edges, others), tensors = with_loops(graph), graph_tensors(graph)
+    (edges, others), tensors = with_loops(ends.graph), ends.tensors
     if features is not None and own is not None:
         features = torch.cat([features[others], own])
-    return Entries(as_graph(edges, None, size=(tensors.n_cols, tensors.n_rows)), features)
+    return as_graph(edges, None, size=(tensors.n_cols, tensors.n_rows)), features
 
 
-def loop_features(graph: GraphLike, features: Tensor, fill_value: Any) -> Tensor:
-    """Compute features of the loops of vertices that are rows and columns, (n_loops, width)."""
-    tensors = graph_tensors(graph)
-    shape = min(tensors.n_rows, tensors.n_cols), features.shape[1]
-    if isinstance(fill_value, str):
-        return _reduced(graph, features, fill_value)[: shape[0]]
-    if not isinstance(fill_value, Tensor):
-        return features.new_full(shape, fill_value)
-    try:
-        return fill_value.to(features.device, features.dtype).expand(shape)
-    except RuntimeError as error:
-        raise ShapeError(
-            f"fill_value has shape {tuple(fill_value.shape)} but edges have {shape[1]} features: "
-            f"give ({shape[1]},), the features of a loop."
-        ) from error
+def _reduced(graph: GraphLike, tensors: GraphTensors, features: Tensor, reduce: str) -> Tensor:
+    """Reduce features of each row's entries but loops, (n, width): none to 0, a product to 1.
+
+    By torch, whose gradients are PyG's: equal ones share them.
+    """
+    _, others = with_loops(graph)
+    rows = tensors.kept("rows of others than loops", lambda: ends(graph)[0].long()[others])
+    features, product = features[others], reduce == "prod"
+    made = features.new_full((tensors.n_rows, features.shape[1]), float(product))
+    at = rows[:, None].expand_as(features)
+    return made.scatter_reduce(0, at, features, reduce, include_self=product)
 
 
-def _reduced(graph: GraphLike, features: Tensor, fill_value: str) -> Tensor:
-    """Reduce features of each row's entries but loops, (n, width): none to 0, a product to 1."""
-    tensors, reduce = graph_tensors(graph), FILLS[fill_value]
-    if reduce not in ("mean", "sum"):
-        # torch's, whose gradients are PyG's: shared by equal ones.
-        _, kept = with_loops(graph)
-        rows = tensors.kept("rows of others than loops", lambda: ends(graph)[0].long()[kept])
-        others, product = features[kept], reduce == "prod"
-        made = features.new_full((tensors.n_rows, features.shape[1]), float(product))
-        at = rows[:, None].expand_as(others)
-        return made.scatter_reduce(0, at, others, reduce, include_self=product)
+def _sums(graph: GraphLike, tensors: GraphTensors, features: Tensor, reduce: str) -> Tensor:
+    """Add features of each row's entries but loops, or average them: (n, width), none to 0."""
     wide = torch.promote_types(features.dtype, torch.float32)
     stored = tensors.kept("loops", lambda: loops(graph)[0].bool())
+
+    def share() -> Tensor:
+        ones = stored.new_ones(tensors.n_cols, 1, dtype=torch.float64)
+        return spmm(graph, ones, (~stored).double())[:, 0].clamp(min=1).reciprocal()
+
     with torch.autocast(tensors.kind, enabled=False):
         others = features.to(wide).masked_fill(stored[:, None], 0)
         sums = message_aggregate(graph, None, others, message="copy_edge")
         if reduce == "mean":
-            sums = sums * _share(graph, stored).to(wide)[:, None]
+            sums = sums * tensors.kept("share of an entry but loops", share).to(wide)[:, None]
     return sums.to(features.dtype)
 
 
-def _share(graph: GraphLike, stored: Tensor) -> Tensor:
-    """Compute one over the number of a row's entries but loops, or 1: (n,)."""
-    tensors = graph_tensors(graph)
-
-    def make() -> Tensor:
-        ones = stored.new_ones(tensors.n_cols, 1, dtype=torch.float64)
-        return spmm(graph, ones, (~stored).double())[:, 0].clamp(min=1).reciprocal()
-
-    return tensors.kept("share of an entry but loops", make)
-
-
-def check_edge_features(edge_attr: Any, graph: GraphLike, layer: Linear | None) -> Tensor | None:
-    """Check features of edges, (nnz, edge_dim), if there are some, beside the map of a layer.
+def check_edge_features(edge_attr: Any, tensors: GraphTensors, layer: Linear | None) -> Tensor:
+    """Check features of edges, (nnz, edge_dim), beside the map of a layer.
 
     Those of one feature may lack its axis.  A lazy map is made for them.
     """
-    if edge_attr is None:
-        return None
-    nnz = graph_tensors(graph).nnz
     if not isinstance(edge_attr, Tensor):
         raise DtypeError(f"edge_attr is a {type(edge_attr).__name__}: give a torch.Tensor.")
     if layer is None:
@@ -132,7 +107,7 @@ def check_edge_features(edge_attr: Any, graph: GraphLike, layer: Linear | None) 
             f"edge_attr has shape {tuple(edge_attr.shape)} but the layer has no edge_dim and would "
             f"not read it: make the layer with edge_dim={width}, or leave edge_attr out."
         )
-    features = edge_attr[:, None] if edge_attr.dim() == 1 else edge_attr
+    features, nnz = edge_attr[:, None] if edge_attr.dim() == 1 else edge_attr, tensors.nnz
     args = read_map(layer)
     if args is None and features.dim() == 2 and features.shape[0] == nnz:
         settle(layer, features.shape[1])
@@ -143,7 +118,7 @@ def check_edge_features(edge_attr: Any, graph: GraphLike, layer: Linear | None) 
             f"edge_attr has shape {tuple(edge_attr.shape)}: give {(nnz, width)}, the features "
             "of each edge, in the order of graph.structure."
         )
-    if args is not None:
+    if args is not None and (features.dtype, features.device) != (args[0].dtype, args[0].device):
         check_beside("edge_attr", features, args[0])
     return features
 
@@ -197,47 +172,31 @@ def as_given(edge_index: Any, graph: GraphLike, weights: Tensor, *, looped: bool
     tells that its loops are others than those of what the user gave, ``edge_index``.  Of a sparse
     tensor the edges are that with weights as values; of a SparseTensor only that comes back.
     """
-    if hasattr(edge_index, "set_diag"):
+    sparse = isinstance(edge_index, Tensor) and edge_index.layout is not torch.strided
+    if isinstance(edge_index, Tensor) and not sparse and not looped:
+        return edge_index, weights
+    edges, tensors = edge_index_of(graph), graph_tensors(graph)
+    if isinstance(edge_index, Shared):
+        return edge_index.numbered(edges), weights
+    if not sparse and not hasattr(edge_index, "set_diag"):
+        return edges, weights
+    col, row = edges
+    order = tensors.kept("sorted", lambda: torch.argsort(row * tensors.n_cols + col, stable=True))
+    values = weights[order]
+    if not sparse:
         matrix = edge_index.set_diag() if looped else edge_index
-        return matrix.set_value(_sorted(graph, weights, torch.sparse_csr)[2], layout="coo")
-    if not isinstance(edge_index, Tensor) or edge_index.layout is torch.strided:
-        same = isinstance(edge_index, Tensor) and not looped
-        edges = edge_index if same else edge_index_of(graph)
-        return edge_index.numbered(edges) if isinstance(edge_index, Shared) else edges, weights
-    pointers, minor, values = _sorted(graph, weights, edge_index.layout)
-    tensors = graph_tensors(graph)
+        return matrix.set_value(values, layout="coo")
     size = tensors.n_rows, tensors.n_cols, weights.shape[1]
+    made = torch.sparse_coo_tensor(edges.flip(0)[:, order], values, size, is_coalesced=True)
     if edge_index.layout is not torch.sparse_coo:
-        made = torch.sparse_compressed_tensor(
-            pointers, minor, values, size, layout=edge_index.layout
-        )
-        return made, values
-    counts = pointers[1:] - pointers[:-1]
-    major = torch.arange(tensors.n_rows, device=minor.device).repeat_interleave(counts)
-    places = torch.stack([major, minor])
-    return torch.sparse_coo_tensor(places, values, size, is_coalesced=True), values
+        made = made.to_sparse(layout=edge_index.layout)
+    return made, made.values()
 
 
 def edge_index_of(graph: GraphLike) -> Tensor:
     """Return sources and targets of the entries, (2, nnz), in the user's order."""
     tensors = graph_tensors(graph)
     return tensors.kept("edge_index", lambda: torch.stack(ends(graph)[::-1]).long())
-
-
-def _sorted(
-    graph: GraphLike, weights: Tensor, layout: torch.layout
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort entries by rows, of CSC by columns: pointers, the other ends, and weights."""
-    tensors, (col, row) = graph_tensors(graph), edge_index_of(graph)
-    of_columns = layout is torch.sparse_csc
-    major, minor = (col, row) if of_columns else (row, col)
-    n, other = tensors.n_rows, tensors.n_cols
-    n, other = (other, n) if of_columns else (n, other)
-    order = tensors.kept(
-        ("sorted", of_columns), lambda: torch.argsort(major * other + minor, stable=True)
-    )
-    pointers = torch.searchsorted(major[order], torch.arange(n + 1, device=major.device))
-    return pointers, minor[order], weights[order]
 
 
 class Attention(Passing):
@@ -272,10 +231,11 @@ class Attention(Passing):
     def _shown(self) -> list[str]:
         return [*super()._shown(), f"heads={self.heads}"]
 
-    def _ends(self, x: Any, graph: GraphLike, size: Any = None) -> Ends:
+    def _between(self, x: Any, edge_index: GraphLike, size: Any = None) -> Ends:
         """Check features with the graph between them; those of a static graph have no heads."""
-        refuse_static(x, self)
-        ends = self._between(x, graph, size)
+        if not isinstance(x, Tensor) or x.dim() > 2:
+            refuse_static(x, self)
+        ends = super()._between(x, edge_index, size)
         if not isinstance(ends.graph, Shared):
             return ends
         if not ends.graph.is_square and getattr(self, "add_self_loops", False):
@@ -298,13 +258,14 @@ class Attention(Passing):
 
         What other processes have of them comes in one exchange, in the narrower form.
         """
-        x, away, name = ends.source, ends.away, "x" if ends.alike else "x[0]"
-        width = len(layers) * self.heads * self.out_channels
-        if away is None or away.sends_first(x, width):
-            x = x if away is None else away.extended(x)
-            return [self._mapped(layer, x, name) for layer in layers]
-        heads = torch.cat([self._mapped(layer, x, name) for layer in layers], 1)
-        return list(away.extended(heads).split(self.heads, 1))
+        x, shared, heads = ends.source, ends.shared, self.heads
+        if shared is not None and shared.sends_first(x, len(layers) * heads * self.out_channels):
+            x, shared = shared.extended(x), None
+        name, shape = "x" if ends.alike else "x[0]", (x.shape[0], heads, self.out_channels)
+        parts = [mapped(layer, x, name).reshape(shape) for layer in layers]
+        if shared is None:
+            return parts
+        return [*shared.extended(torch.cat(parts, 1)).split(heads, 1)]
 
     def _drops(self) -> bool:
         """Return True if weights are left out now."""
@@ -327,42 +288,39 @@ def refuse_static(x: Any, layer: Module) -> None:
 class LoopedAttention(Attention):
     """Attention that may give each vertex one loop, and add a map of its own features."""
 
+    #: Whether features of edges make a sum over entries of weights for each of them.
+    _by_entries: ClassVar[bool] = False
+    #: Maps features of both ends, (n, heads, out_channels).
+    _projected: ClassVar[Callable[..., tuple[Tensor, Any]]]
+    #: Aggregates what was mapped in one pass, joins the heads and adds the bias.
+    _aggregated: ClassVar[Callable[..., Tensor]]
+    #: Computes the scores of all entries, (nnz, heads), in float32 at least.
+    _entry_scores: ClassVar[Callable[..., Tensor]]
     bias: Parameter | None
     res: Linear | None
-
-    def __init__(
-        self,
-        in_channels: int | tuple[int, int],
-        out_channels: int,
-        heads: int,
-        concat: bool,
-        negative_slope: float,
-        dropout: float,
-        add_self_loops: bool,
-        edge_dim: int | None,
-        fill_value: float | Tensor | str,
-        **passing: Unpack[PassingOptions],
-    ) -> None:
-        super().__init__(in_channels, out_channels, heads, concat, dropout, edge_dim, **passing)
-        check_flags(add_self_loops=add_self_loops)
-        check_number("negative_slope", negative_slope)
-        check_fill(fill_value)
-        self.negative_slope, self.add_self_loops = negative_slope, add_self_loops
-        self.fill_value = fill_value
 
     def _vectors(self) -> Parameter:
         """Build a vector for each head."""
         return Parameter(torch.empty(1, self.heads, self.out_channels))
 
-    def _add_edges_and_own(self, edge_dim: int | None, residual: bool, bias: bool) -> None:
-        """Build the map of edge features, and what is added to the joined heads."""
-        check_flags(residual=residual, bias=bias)
-        self.lin_edge = None
-        if edge_dim is not None:
+    def _add_options(
+        self,
+        negative_slope: float,
+        add_self_loops: bool,
+        fill_value: float | Tensor | str,
+        residual: bool,
+        bias: bool,
+    ) -> None:
+        """Check options, and build the map of edge features and what is added to joined heads."""
+        check_flags(add_self_loops=add_self_loops, residual=residual, bias=bias)
+        check_number("negative_slope", negative_slope)
+        check_fill(fill_value)
+        self.negative_slope, self.add_self_loops = negative_slope, add_self_loops
+        self.fill_value, self.residual, self.lin_edge, self.res = fill_value, residual, None, None
+        if self.edge_dim is not None:
             width = self.heads * self.out_channels
-            self.lin_edge = linear_map(edge_dim, width, bias=False, draw=GLOROT)
+            self.lin_edge = linear_map(self.edge_dim, width, bias=False, draw=GLOROT)
         width = self.out_channels * (self.heads if self.concat else 1)
-        self.residual, self.res = residual, None
         if residual:
             of_targets = in_pair(self.in_channels)[1]
             self.res = linear_map(of_targets, width, bias=False, draw=GLOROT)
@@ -388,35 +346,66 @@ class LoopedAttention(Attention):
             "self_loops": self.add_self_loops,
         }
 
-    def _residual(self, ends: Ends) -> Tensor | None:
-        """Map the targets' own features, (n_target, width)."""
-        if self.res is None or ends.target is None:
-            return None
-        return mapped(self.res, ends.target, "x" if ends.alike else "x[1]")
-
-    def _entries(self, graph: GraphLike, features: Tensor | None) -> Entries:
-        """Return the entries that attention goes over, loops included."""
-        if not self.add_self_loops:
-            return Entries(graph, features)
-        own = None if features is None else self._loop_features(graph, features)
-        return entries_with_loops(graph, features, own)
-
-    def _loop_features(self, graph: GraphLike, features: Tensor) -> Tensor:
-        """Compute features of loops, by ``edge_index[1]`` whatever flows, as in PyG."""
-        graph = graph if self.flow == FORWARD else self._turned(graph, None)
-        return loop_features(graph, features, self.fill_value)
-
-    def _with_weights(self, y: Tensor, edge_index: Any, attention: AttentionWeights) -> Any:
-        """Return a result with the edges and their weights, in the form in which PyG does."""
+    def _attended(
+        self, ends: Ends, edge_index: Any, edge_attr: Tensor | None, with_weights: bool | None
+    ) -> Any:
+        """Compute the layer between ends, and return its weights too if it is asked for them."""
+        residual, features, attention = None, None, None
+        if self.res is not None and ends.target is not None:
+            residual = mapped(self.res, ends.target, "x" if ends.alike else "x[1]")
+        source, target = self._projected(ends)
+        if edge_attr is not None:
+            features = check_edge_features(edge_attr, ends.tensors, self.lin_edge)
+        by_entries = self._by_entries and features is not None
+        if with_weights or by_entries:
+            graph, terms = self._entries(ends, features)
+            attention = self._attention(graph, self._entry_scores(graph, terms, source, target))
+        if attention is not None and (by_entries or self._drops()):
+            y = self._biased(attention.sums(source))
+        else:
+            y = self._aggregated(ends, source, target, features)
+        y = y if ends.shared is None else y[: ends.shared.n_local]
+        y = y if residual is None else y + residual
+        if attention is None or not with_weights:
+            return y
         graph = self._turned(attention.graph, None)  # that along which messages flow
         weights = attention.weights.to(y.dtype)
         return y, as_given(edge_index, graph, weights, looped=self.add_self_loops)
 
-    def _attention(self, entries: Entries, scores: Tensor) -> AttentionWeights:
+    def _entries(self, ends: Ends, features: Tensor | None) -> tuple[GraphLike, Tensor | None]:
+        """Return the entries that attention goes over, loops included, and their features."""
+        if not self.add_self_loops:
+            return ends.graph, features
+        own = None if features is None else self._loop_features(ends, features)
+        return entries_with_loops(ends, features, own)
+
+    def _loop_features(self, ends: Ends, features: Tensor) -> Tensor:
+        """Compute features of the loops of vertices that are rows and columns, (n_loops, width).
+
+        By ``edge_index[1]`` whatever flows, as in PyG.
+        """
+        if self.flow != FORWARD:
+            ends = ends.along(self._turned(ends.graph, None))
+        tensors, fill = ends.tensors, self.fill_value
+        shape = min(tensors.n_rows, tensors.n_cols), features.shape[1]
+        if isinstance(fill, str):
+            reduced = _sums if FILLS[fill] in ("mean", "sum") else _reduced
+            return reduced(ends.graph, tensors, features, FILLS[fill])[: shape[0]]
+        if not isinstance(fill, Tensor):
+            return features.new_full(shape, fill)
+        try:
+            return fill.to(features.device, features.dtype).expand(shape)
+        except RuntimeError as error:
+            raise ShapeError(
+                f"fill_value has shape {tuple(fill.shape)} but edges have {shape[1]} features: "
+                f"give ({shape[1]},), the features of a loop."
+            ) from error
+
+    def _attention(self, graph: GraphLike, scores: Tensor) -> AttentionWeights:
         """Compute the weights from scores, 0 for those that dropout leaves out, as PyG's does."""
         with torch.autocast(scores.device.type, enabled=False):
-            weights = edge_softmax(entries.graph, scores)
-            return AttentionWeights(entries.graph, dropout(weights, self.dropout, self.training))
+            weights = edge_softmax(graph, scores)
+            return AttentionWeights(graph, dropout(weights, self.dropout, self.training))
 
     def _biased(self, y: Tensor) -> Tensor:
         """Join the heads, and add the bias."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..autograd import as_graph, spmm
-from ..autograd.tensors.prepare import GraphLike, graph_tensors
-from ..autograd.tensors.shared import Shared, shared
+from ..autograd.tensors.prepare import GraphLike, tensors_of
+from ..autograd.tensors.shared import Shared
 from ..autograd.tensors.tensors import GraphTensors
 from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
 
@@ -70,13 +70,13 @@ def check_counts(others: str = "", /, **counts: object) -> None:
             raise ShapeError(f"{name} is {value}: give 1 or more{others}.")
 
 
-def check_square(graph: GraphTensors, name: str = "edge_index") -> None:
-    """Check for a square graph, whose vertices each take part in their own result."""
+def check_square(graph: GraphTensors, named: bool) -> None:
+    """Check for a square graph, which the user ``named`` by itself or as an ``edge_index``."""
     if graph.n_rows != graph.n_cols:
         raise ShapeError(
-            f"{name} has shape {(graph.n_rows, graph.n_cols)}: a layer needs as many columns "
-            "as rows, since a vertex takes part in its own result; most take (x, x_target) for "
-            "others."
+            f"{'graph' if named else 'edge_index'} has shape {(graph.n_rows, graph.n_cols)}: a "
+            "layer needs as many columns as rows, since a vertex takes part in its own result; "
+            "most take (x, x_target) for others."
         )
 
 
@@ -88,27 +88,33 @@ def takes_rows_too_many(x: Tensor) -> bool:
 class Ends(NamedTuple):
     """Features of sources and, if there are some, of targets, and the graph between them.
 
-    ``alike`` tells that they are one tensor, of a square graph's vertices.  Where processes share
-    the graph, ``away`` is it once ``graph`` is that of the entries here.
+    ``alike`` tells that they are one tensor, of a square graph's vertices.  ``tensors`` are those
+    of the entries here.  Where processes share the graph, ``shared`` is it once ``graph`` is that
+    of the entries here.
     """
 
     graph: GraphLike
     source: Tensor
     target: Tensor | None
     alike: bool
-    away: Any = None
+    tensors: GraphTensors
+    shared: Shared | None = None
+
+    def along(self, graph: GraphLike) -> "Ends":
+        """Return the same features with another graph between them."""
+        return self._replace(graph=graph, tensors=tensors_of(graph))
 
     def local(self) -> "Ends":
         """Split a graph that processes share into this process's entries and the whole."""
-        away = shared(self.graph)
-        return self if away is None else self._replace(graph=away.local, away=away)
+        graph = self.graph
+        return self._replace(graph=graph.local, shared=graph) if isinstance(graph, Shared) else self
 
     def gathered(self) -> "Ends":
         """Return the graph of this process's entries, and features of all its sources."""
         ends = self.local()
-        if ends.away is None:
+        if ends.shared is None:
             return self
-        return ends._replace(source=ends.away.extended(ends.source))
+        return ends._replace(source=ends.shared.extended(ends.source))
 
     def squared(self) -> "Ends":
         """Add the vertices of other processes to the targets, without entries.
@@ -116,40 +122,31 @@ class Ends(NamedTuple):
         So an aggregation of one set of vertices serves a graph that processes share.  On a GPU,
         where rows too many cost little: on the CPU all of them are gone over.
         """
-        if self.away is None or not self.alike or not takes_rows_too_many(self.source):
+        if self.shared is None or not self.alike or not takes_rows_too_many(self.source):
             return self
-        return self._replace(graph=self.away.square)
+        return self.along(self.shared.square)
 
     def of_targets(self, x: Tensor) -> Tensor:
         """Return the rows of the graph's targets out of those of all sources, if they are alike."""
-        if self.away is None:
-            return x
-        n_targets = graph_tensors(self.graph).n_rows
-        return x if n_targets == len(x) else x[:n_targets]
+        n_targets = self.tensors.n_rows
+        return x if self.shared is None or n_targets == len(x) else x[:n_targets]
 
 
-def ends_of(x: Any, edge_index: GraphLike, size: Any = None, *, static: bool = False) -> Ends:
-    """Check features, or a tuple of those of sources and targets, with the graph between them.
+def ends_of(x: Any, edge_index: GraphLike, size: Any) -> Ends:
+    """Check a tuple of features of sources and targets, with the graph between them.
 
-    ``static`` ones may have more axes before that of vertices.
+    Static ones have more axes before that of vertices.  Or features of all vertices and a ``size``.
     """
-    if isinstance(x, Tensor) and size is None and not (static and x.dim() > 2):
-        graph = as_graph(edge_index, x, name="edge_index")
-        if isinstance(graph, Shared):
-            return _shared_ends(x, graph)
-        check_features(x, graph, edge_index)
-        return Ends(graph, x, x, True)
     pair = isinstance(x, tuple) or (isinstance(x, list) and len(x) == 2)
     if pair and len(x) != 2:
         raise ShapeError(f"x has {len(x)} parts: give (x, x_target), features of both ends.")
     source, target = x if pair else (x, x)
     if isinstance(edge_index, Shared) and edge_index.whole is None:
-        return _shared_ends(x, edge_index, size)
+        return shared_ends(x, edge_index, size)
     if size is not None:
         _check_size(size, source, target)
-    rows = (by_vertex(source), by_vertex(target)) if static else (source, target)
-    graph = as_graph(edge_index, *rows, size=size, name="edge_index")
-    tensors = graph_tensors(graph)
+    graph = as_graph(edge_index, *map(by_vertex, (source, target)), size=size, name="edge_index")
+    tensors = tensors_of(graph)
     sizes = tensors.n_cols, tensors.n_rows
     for what, number, wanted in zip(("sources", "targets"), sizes, size or (), strict=False):
         if wanted is not None and number != wanted:
@@ -158,14 +155,14 @@ def ends_of(x: Any, edge_index: GraphLike, size: Any = None, *, static: bool = F
                 f"n_target), {sizes}."
             )
     if not pair and size is None:
-        check_square(tensors, "graph" if graph is edge_index else "edge_index")
-    check_end("x[0]" if pair else "x", source, tensors.n_cols, "columns", tensors, static=static)
+        check_square(tensors, graph is edge_index)
+    check_end("x[0]" if pair else "x", source, tensors.n_cols, "columns", tensors)
     if target is not None:
-        check_end("x[1]" if pair else "x", target, tensors.n_rows, "rows", tensors, static=static)
-    return Ends(graph, source, target, source is target)
+        check_end("x[1]" if pair else "x", target, tensors.n_rows, "rows", tensors)
+    return Ends(graph, source, target, source is target, tensors)
 
 
-def _shared_ends(x: Any, graph: Any, size: Any = None) -> Ends:
+def shared_ends(x: Any, graph: Shared, size: Any = None) -> Ends:
     """Check features of the vertices that this process has of a graph."""
     pair = not isinstance(x, Tensor)
     if size is not None:
@@ -179,16 +176,16 @@ def _shared_ends(x: Any, graph: Any, size: Any = None) -> Ends:
             "(x, x_target), features of both that this process has."
         )
     source, target = x if pair else (x, x)
-    check_shared("x[0]" if pair else "x", source, graph)
+    _check_shared("x[0]" if pair else "x", source, graph)
     if pair and target is not None:
-        check_shared("x[1]", target, graph, of="targets")
-    return Ends(graph, source, target, source is target)
+        _check_shared("x[1]", target, graph, of="targets")
+    return Ends(graph, source, target, source is target, tensors_of(graph.local))
 
 
-def check_shared(name: str, x: Any, graph: Any, *, of: str = "sources") -> None:
+def _check_shared(name: str, x: Any, graph: Shared, *, of: str = "sources") -> None:
     """Check for features, static ones too, of the vertices that this process has of a graph."""
-    rows = by_vertex(x)
-    graph.check(name, rows.flatten(1) if rows is not x else x, of=of)
+    static = isinstance(x, Tensor) and x.dim() > 2
+    graph.check(name, by_vertex(x).flatten(1) if static else x, of=of)
 
 
 def by_vertex(x: Any) -> Any:
@@ -218,18 +215,11 @@ def _check_size(size: Any, source: Any, target: Any) -> None:
 
 
 def check_end(
-    name: str,
-    x: Any,
-    rows: int,
-    axis: str,
-    graph: GraphTensors,
-    *,
-    static: bool = False,
-    sparse: bool = False,
+    name: str, x: Any, rows: int, axis: str, graph: GraphTensors, *, sparse: bool = False
 ) -> None:
-    """Check the features of one end of a graph: (rows, feat), floating, where the graph is.
+    """Check the features of one end of a graph: (..., rows, feat), floating, where the graph is.
 
-    ``static`` ones may have more axes before these, and those for a product may be ``sparse``.
+    Those for a product may be ``sparse``.
     """
     if not isinstance(x, Tensor):
         raise DtypeError(f"{name} is a {type(x).__name__}: give a torch.Tensor.")
@@ -243,27 +233,11 @@ def check_end(
         raise DeviceError(
             f"{name} is on {x.device} but the graph is on {graph.device}: move one of them."
         )
-    axes = x.dim() > 1 if static else x.dim() == 2
-    if not axes or x.shape[-2] != rows:
-        wanted = f"({rows}, feat)" + f", or (batch, {rows}, feat)" * static
+    if x.dim() < 2 or x.shape[-2] != rows:
         raise ShapeError(
-            f"{name} has shape {tuple(x.shape)} but the graph has {rows} {axis}: give "
-            f"{wanted}, of graph.shape == {(graph.n_rows, graph.n_cols)}."
+            f"{name} has shape {tuple(x.shape)} but the graph has {rows} {axis}: give ({rows}, "
+            f"feat), or (batch, {rows}, feat), of graph.shape == {(graph.n_rows, graph.n_cols)}."
         )
-
-
-def check_features(x: Any, graph: GraphLike, edge_index: GraphLike) -> GraphTensors:
-    """Check for features of all vertices of a square graph, and return its tensors.
-
-    An error about the graph names what the user gave, ``edge_index``.
-    """
-    tensors = graph_tensors(graph)
-    if tensors.n_rows != tensors.n_cols:
-        check_square(tensors, "graph" if graph is edge_index else "edge_index")
-    dense = isinstance(x, Tensor) and x.layout is torch.strided and x.is_floating_point()
-    if not (dense and x.dim() == 2 and x.shape[0] == tensors.n_rows and x.device == tensors.device):
-        spmm(graph, x)  # refuses it
-    return tensors
 
 
 def check_input(
@@ -271,7 +245,8 @@ def check_input(
 ) -> GraphTensors:
     """Check features of one set of vertices, static ones or ``sparse`` too.
 
-    Returns the tensors of the graph, of one that processes share those of the entries here.
+    Returns the tensors of the graph, of one that processes share those of the entries here.  An
+    error about the graph names what the user gave, ``edge_index``.
     """
     if isinstance(x, tuple):
         raise ShapeError(
@@ -284,15 +259,22 @@ def check_input(
                 "sources of the graph are other vertices than targets: make it without "
                 "source_bounds, or use a layer that takes (x, x_target)."
             )
-        check_shared("x", x, graph)
-        return graph_tensors(graph.local)
-    if not isinstance(x, Tensor) or (x.dim() == 2 and x.layout is torch.strided):
-        return check_features(x, graph, edge_index)
-    tensors = graph_tensors(graph)
-    check_square(tensors, "graph" if graph is edge_index else "edge_index")
-    if x.dim() < 2 and x.layout is torch.strided:
-        return check_features(x, graph, edge_index)
-    check_end("x", x, tensors.n_cols, "columns", tensors, static=True, sparse=sparse)
+        _check_shared("x", x, graph)
+        return tensors_of(graph.local)
+    tensors = tensors_of(graph)
+    dense = isinstance(x, Tensor) and x.layout is torch.strided
+    if (
+        dense
+        and x.dim() == 2
+        and x.shape[0] == tensors.n_rows == tensors.n_cols
+        and x.is_floating_point()
+        and x.device == tensors.device
+    ):
+        return tensors
+    check_square(tensors, graph is edge_index)
+    if not isinstance(x, Tensor) or (dense and x.dim() < 3):
+        spmm(graph, x)  # refuses it
+    check_end("x", x, tensors.n_cols, "columns", tensors, sparse=sparse)
     return tensors
 
 
@@ -303,19 +285,6 @@ def check_edge_weight(value: Any, graph: GraphTensors) -> None:
             f"edge_weight has shape {tuple(value.shape)} but the graph stores {graph.nnz} entries: "
             f"give ({graph.nnz},), one weight for each edge."
         )
-
-
-def check_width(name: str, x: Tensor, weight: Tensor, times: int = 1) -> None:
-    """Check for features that a layer's ``weight``, (out_channels, in_channels), can multiply.
-
-    It multiplies them ``times`` times side by side.
-    """
-    takes = weight.shape[1] // times
-    if x.shape[-1] * times != weight.shape[1]:
-        raise ShapeError(
-            f"{name} has {x.shape[-1]} features but the layer takes {takes}: give (n, {takes})."
-        )
-    check_beside(name, x, weight)
 
 
 def check_beside(name: str, value: Tensor, weight: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from math import inf
-from typing import Any, NamedTuple, TypeAlias, Unpack
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,15 +13,16 @@ from ..autograd.gcn import unit_scales
 from ..autograd.matmul import operands
 from ..autograd.tensors.order import own_values
 from ..autograd.tensors.prepare import GraphLike, graph_tensors
-from ..autograd.tensors.shared import Shared, local_of
+from ..autograd.tensors.shared import Shared
 from ..autograd.tensors.tensors import GraphTensors
-from ..errors import DtypeError, ShapeError, UnsupportedError
-from ._inputs import by_vertex, check_counts, check_edge_weight, check_in_channels, check_input
-from ._passing import Passing, PassingOptions, plus
+from ..errors import UnsupportedError
+from ._inputs import check_edge_weight
+from ._passing import plus
 
 
 def symmetric(
     graph: GraphLike,
+    tensors: GraphTensors,
     edge_weight: Tensor | None,
     dtype: torch.dtype,
     fill: float = 1.0,
@@ -36,14 +37,12 @@ def symmetric(
     loops count.  ``to_all`` tells that ``own[i]`` is ``fill`` for each vertex, beside the loops
     that it has, which all count.  Both are 0 where ``d[i] <= 0``.  Differentiable in
     ``edge_weight``; those of the graph's own values are kept with it.  Of a graph that processes
-    share, those of the vertices here.
+    share, those of the vertices here, of which ``tensors`` are.
     """
-    if isinstance(graph, Shared):
-        graph = graph.local
+    graph = graph.local if isinstance(graph, Shared) else graph
     if edge_weight is not None:
-        scale, loop = _symmetric(graph, edge_weight, fill, to_all).to(dtype).unbind()
+        scale, loop = _symmetric(graph, tensors, edge_weight, fill, to_all).to(dtype).unbind()
         return scale, loop
-    tensors = graph_tensors(graph)
     by_default = fill == 1 and not to_all
     made = tensors.built_scales() if by_default and dtype is torch.float32 else None
     if made is not None:
@@ -51,30 +50,28 @@ def symmetric(
 
     def make() -> Tensor:
         both = unit_scales(graph, dtype) if by_default else None
-        return _symmetric(graph, None, fill, to_all).to(dtype) if both is None else both
+        return _symmetric(graph, tensors, None, fill, to_all).to(dtype) if both is None else both
 
     key = ("gcn", dtype) if by_default else ("gcn", dtype, fill, to_all)
     scale, loop = tensors.kept(key, make).unbind()
     return scale, loop
 
 
-def stored(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
+def stored(graph: GraphLike, tensors: GraphTensors, dtype: torch.dtype) -> Tensor | None:
     """Return which vertices get no loop from ``symmetric``, by a graph's own values: (n, 1), kept.
 
     None where each gets one; the capture of a CUDA graph cannot look, and where the build of the
     graph will tell, nobody waits for it.
     """
-    graph = local_of(graph)
-    tensors = graph_tensors(graph)
     known = tensors.loops if tensors.csr_values is None else None
     if known is False:
         return None
     if tensors.building:
-        return symmetric(graph, None, dtype)[1][:, None] == 0
+        return symmetric(graph, tensors, None, dtype)[1][:, None] == 0
     blind = _is_blind(tensors)
 
     def make() -> Tensor:
-        without = symmetric(graph, None, dtype)[1][:, None] == 0
+        without = symmetric(graph, tensors, None, dtype)[1][:, None] == 0
         return without if blind or known or without.any() else without[:0]  # synchronize!
 
     without = tensors.kept(("stored", dtype), make)
@@ -89,10 +86,9 @@ def _is_blind(tensors: GraphTensors) -> bool:
 
 
 def _symmetric(
-    graph: GraphLike, edge_weight: Tensor | None, fill: float, to_all: bool = False
+    graph: GraphLike, tensors: GraphTensors, edge_weight: Tensor | None, fill: float, to_all: bool
 ) -> Tensor:
     """Compute both, (2, n), in float32 at least: 2-byte floats may not count up to a degree."""
-    tensors = graph_tensors(graph)
     weights = own_values(graph) if edge_weight is None else edge_weight
     if weights is not None and weights.dtype.itemsize == 2:
         weights = weights.float()
@@ -117,13 +113,12 @@ def earlier_loops(graph: GraphLike, tensors: GraphTensors) -> Tensor | None:
     None where there is no such loop.  Where the build of the graph has told, or will tell, whether
     there are loops, nobody waits for it; other graphs are looked at once.
     """
-    blind = _is_blind(tensors)
-    if not blind and tensors.loops is False:
+    if tensors.loops is False and not _is_blind(tensors):
         return None
-    blind = blind or bool(tensors.building)
 
     def make() -> Tensor:
-        count = _loops_of_rows(graph, tensors)
+        count = tensors.kept("loops of rows", lambda: loops(graph)[1])
+        blind = bool(tensors.building) or _is_blind(tensors)
         if not blind and not (count > 1).any():  # synchronize!
             return count[:0]
         row, col = ends(graph)
@@ -138,12 +133,11 @@ def earlier_loops(graph: GraphLike, tensors: GraphTensors) -> Tensor | None:
 
 def missing_loops(graph: GraphLike, tensors: GraphTensors) -> Tensor:
     """Return 1 for a vertex without a loop, else 0: (n,) in float64, kept with the graph."""
-    return tensors.kept("loops missing", lambda: (_loops_of_rows(graph, tensors) == 0).double())
 
+    def make() -> Tensor:
+        return (tensors.kept("loops of rows", lambda: loops(graph)[1]) == 0).double()
 
-def _loops_of_rows(graph: GraphLike, tensors: GraphTensors) -> Tensor:
-    """Count the loops of each row, (n_rows,) in float64, once for each graph."""
-    return tensors.kept("loops of rows", lambda: loops(graph)[1])
+    return tensors.kept("loops missing", make)
 
 
 def loops(graph: GraphLike) -> tuple[Tensor, Tensor]:
@@ -200,54 +194,6 @@ def log_sums(graph: GraphLike, scores: Tensor, p: Tensor) -> Tensor:
 Step: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
 
 
-class Normalisation(NamedTuple):
-    """The way in which PyG's ``gcn_norm`` normalises a graph.
-
-    ``fill`` is the value of the loop that each vertex without one gets, 0 for none, and None for a
-    graph that stays as it is; ``reduction`` is that of ``spmm``; ``to_all`` tells that vertices
-    with a loop get another one too.
-    """
-
-    fill: float | None = 1.0
-    reduction: str = "sum"
-    to_all: bool = False
-
-
-class HopConvolution(Passing):
-    """A layer of ``K`` steps."""
-
-    _reductions_known = ("sum", "mean", "max", "min")
-
-    def __init__(
-        self, in_channels: int, out_channels: int, K: int, **options: Unpack[PassingOptions]
-    ) -> None:
-        check_in_channels(in_channels)
-        check_counts(out_channels=out_channels)
-        super().__init__(**options)
-        if isinstance(K, bool) or not isinstance(K, int):
-            raise DtypeError(f"K is {K!r}: give an integer, 0 or more.")
-        if K < 0:
-            raise ShapeError(f"K is {K}: give 0 or more.")
-        self.in_channels, self.out_channels, self.K = in_channels, out_channels, K
-
-    def _shown(self) -> list[str]:
-        return [*super()._shown(), f"K={self.K}"]
-
-    def _steps(
-        self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None, fill: float | None
-    ) -> list[Callable[[Tensor], Tensor]]:
-        """Return the ``K`` steps, which share their factors, for features like ``x``."""
-        rows = by_vertex(x)
-        graph = self._turned(as_graph(edge_index, rows, name="edge_index"), edge_index)
-        tensors = check_input(x, graph, edge_index)
-        check_edge_weight(edge_weight, tensors)
-        column = rows.flatten(1)[:, :1]
-        column, weight = as_operands(graph, tensors, column, edge_weight)
-        norm = Normalisation(fill, self._reductions[0], bool(fill) and gets_all_loops(edge_index))
-        step = hop(graph, weight, column.dtype, norm)
-        return [lambda h: over_vertices(lambda rows: step(rows, None), h)] * self.K
-
-
 def as_operands(
     graph: GraphLike, tensors: GraphTensors, x: Tensor, edge_weight: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
@@ -264,6 +210,7 @@ def as_operands(
         )
     ):
         return x, edge_weight
+    check_edge_weight(edge_weight, tensors)
     x, values, _, _ = operands(graph, x, edge_weight)
     return x, None if edge_weight is None else values
 
@@ -277,45 +224,55 @@ def gets_all_loops(edge_index: Any) -> bool:
 
 
 def hop(
-    graph: GraphLike, edge_weight: Tensor | None, dtype: torch.dtype, norm: Normalisation
+    graph: GraphLike,
+    tensors: GraphTensors,
+    edge_weight: Tensor | None,
+    dtype: torch.dtype,
+    fill: float | None,
+    *,
+    reduction: str,
+    to_all: bool,
 ) -> Step:
     """Return the function that takes features of that dtype one step along the edges.
 
     ``y = D^-1/2 (A + fill I) D^-1/2 x + bias``, where ``I`` adds a loop to the vertices that have
-    none, or to all, and ``D`` is the diagonal of the rows' sums of ``A + fill I``; or
-    ``y = A x + bias``.
+    none, or ``to_all``, and ``D`` is the diagonal of the rows' sums of ``A + fill I``; or with a
+    ``fill`` of None ``y = A x + bias``.
     """
-    fill, reduction, to_all = norm
     if fill is not None and reduction != "sum":
         if isinstance(graph, Shared):
             raise UnsupportedError(
                 f"aggr is {reduction!r} of a normalised graph that processes share: give 'sum', or "
                 "the layer normalize=False."
             )
-        graph, edge_weight = _explicit(graph, edge_weight, dtype, fill, to_all)
+        graph, edge_weight = _explicit(graph, tensors, edge_weight, dtype, fill, to_all)
         fill = None
     if fill is None:
         return lambda x, bias: plus(spmm(graph, x, edge_weight, reduce=reduction), bias)
-    scale, loop = symmetric(graph, edge_weight, dtype, fill, to_all=to_all)
+    scale, loop = symmetric(graph, tensors, edge_weight, dtype, fill, to_all=to_all)
     scales: dict[str, Any] = {"row_scale": scale, "col_scale": scale}
     own = loop[:, None]
     if fill == 0:
         return lambda x, bias: plus(spmm(graph, x, edge_weight, **scales), bias)
     # Traced, a Function that writes in place loses its gradients (torch 2.11).
     if edge_weight is None and not torch.compiler.is_compiling():
-        missing = None if to_all else stored(graph, dtype)
+        missing = None if to_all else stored(graph, tensors, dtype)
         return lambda x, bias: propagate(graph, x, scale, own, without=missing, bias=bias)
     scales["without"] = own == 0
     return lambda x, bias: plus(aggregate_with_own(graph, x, own, edge_weight, **scales), bias)
 
 
 def _explicit(
-    graph: GraphLike, edge_weight: Tensor | None, dtype: torch.dtype, fill: float, to_all: bool
+    graph: GraphLike,
+    tensors: GraphTensors,
+    edge_weight: Tensor | None,
+    dtype: torch.dtype,
+    fill: float,
+    to_all: bool,
 ) -> tuple[GraphLike, Tensor]:
     """Build the graph with its loops and each edge's normalised value, for other reductions."""
-    scale, _ = symmetric(graph, edge_weight, dtype, fill, to_all=to_all)
-    tensors, n = graph_tensors(graph), scale.shape[0]
-    stated = own_values(graph) if edge_weight is None else edge_weight
+    scale, _ = symmetric(graph, tensors, edge_weight, dtype, fill, to_all=to_all)
+    n, stated = scale.shape[0], own_values(graph) if edge_weight is None else edge_weight
     weight = scale.new_ones(tensors.nnz) if stated is None else stated.to(dtype)
     row, col = (end.long() for end in ends(graph))
     values = scale[row] * weight * scale[col]

@@ -7,15 +7,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from torch.nn import LazyLinear, Linear, Module, Parameter, Sequential
+from torch.nn import LazyLinear, Linear, Module, Parameter
 from torch.nn.functional import linear
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import is_parametrized
 
-from ..autograd.maps import calls_forward_alone, read_map
+from ..autograd.maps import read_map
 from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
-from ._inputs import Ends, as_autocast, check_beside, check_flags, check_number, check_width
-from ._passing import Passing
+from ._inputs import check_beside
 
 #: How a map draws its weights: Glorot's uniform ones, or those of ``torch.nn.Linear``.
 GLOROT, KAIMING = "glorot", "kaiming_uniform"
@@ -98,21 +97,33 @@ def check_map(layer: Module, x: Tensor, name: str, times: int = 1) -> ReadMap:
 
     The map multiplies them ``times`` times side by side.  One that has to be called may take any.
     """
-    args = read_map(layer)
+    args, width = read_map(layer), x.shape[-1] * times
     if args is None:
-        settle(layer, x.shape[-1] * times)
+        settle(layer, width)
         args = read_map(layer)
-    if args is not None:
-        weight = args[0]
-        width = x.shape[-1] * times
-        if width != weight.shape[1] or x.dtype is not weight.dtype or x.device != weight.device:
-            check_width(name, x, weight, times)
+    if args is None:
+        return None
+    weight = args[0]
+    if width != weight.shape[1]:
+        takes = weight.shape[1] // times
+        raise ShapeError(
+            f"{name} has {x.shape[-1]} features but the layer takes {takes}: give (n, {takes})."
+        )
+    if x.dtype is not weight.dtype or x.device != weight.device:
+        check_beside(name, x, weight)
     return args
 
 
 def mapped(layer: Module, x: Tensor, name: str) -> Tensor:
     """Compute a map of features, which errors call by this name."""
-    args = check_map(layer, x, name)
+    args = read_map(layer)
+    if (
+        args is None
+        or x.shape[-1] != args[0].shape[1]
+        or x.dtype is not args[0].dtype
+        or x.device != args[0].device
+    ):
+        args = check_map(layer, x, name)
     return called(layer, x, name) if args is None else linear(x, *args)
 
 
@@ -151,64 +162,6 @@ _REFUSALS = (
 )
 
 
-class OfNetwork(Passing):
-    """A layer that ends in a network of the user's, which gets ``1 + eps`` of each vertex too."""
-
-    def _add_network(self, nn: Any, eps: float, train_eps: bool) -> None:
-        """Keep the network, and build ``eps``."""
-        if isinstance(nn, type):
-            raise DtypeError(
-                f"nn is the class {nn.__name__}: give a module, {nn.__name__}(...) for instance."
-            )
-        if not callable(nn):
-            raise DtypeError(f"nn is {nn!r}: give a module, torch.nn.Linear(n, m) for instance.")
-        check_number("eps", eps)
-        check_flags(train_eps=train_eps)
-        self.nn, self.initial_eps = nn, float(eps)
-        self.eps: Tensor
-        if train_eps:
-            self.eps = Parameter(torch.empty(1))
-        else:
-            self.register_buffer("eps", torch.empty(1))
-
-    def _shown(self) -> list[str]:
-        return [f"nn={self.nn}"]
-
-    def reset_parameters(self) -> None:
-        """Reset ``nn``, or its parts that can be, and set ``eps`` to what was given."""
-        _reset(self.nn)
-        with torch.no_grad():
-            self.eps.fill_(self.initial_eps)
-
-    def _with_own(self, y: Tensor, ends: Ends, own: Tensor | None) -> Tensor:
-        """Add ``1 + eps`` of a vertex's own features to those of its neighbours."""
-        if own is None:
-            return y
-        width = ends.source.shape[-1]
-        if own.shape[-1] != width:
-            raise ShapeError(
-                f"x[1] has {own.shape[-1]} features but x[0] has {width}: both are added up, give "
-                "them one width."
-            )
-        check_beside("x[1]", own, ends.source)
-        own = as_autocast(own)
-        return torch.addcmul(y, (1 + self.eps).to(y.dtype), own)
-
-
-def check_fit(nn: Module, x: Tensor) -> None:
-    """Check that ``nn`` can take features like ``x``, where a linear map comes first."""
-    while calls_forward_alone(nn, Sequential) and len(nn):  # type: ignore[arg-type]
-        nn = nn[0]  # type: ignore[index]
-    args = read_map(nn) if isinstance(nn, Linear) else None
-    if args is not None:
-        width = args[0].shape[1]
-        if x.shape[-1] != width:
-            raise ShapeError(
-                f"x has {x.shape[-1]} features but nn takes {width}: give (n, {width})."
-            )
-        check_beside("x", x, args[0])
-
-
 def called(nn: Module, x: Tensor, name: str = "") -> Tensor:
     """Call a network, or the map of features of that name, and name it where torch refuses them."""
     y: Tensor
@@ -229,12 +182,3 @@ def called(nn: Module, x: Tensor, name: str = "") -> Tensor:
             f"another {'map' if name else 'nn'}."
         ) from error
     return y
-
-
-def _reset(module: Module) -> None:
-    """Reset the module itself if it can, else its children, as PyG does."""
-    if hasattr(module, "reset_parameters"):
-        module.reset_parameters()  # type: ignore[operator]
-        return
-    for child in module.children():
-        _reset(child)

@@ -16,7 +16,8 @@ from ..autograd.tensors.edge_index import turned
 from ..autograd.tensors.prepare import GraphLike
 from ..autograd.tensors.shared import Shared
 from ..errors import DtypeError, ShapeError, UnsupportedError
-from ._inputs import Ends, by_vertex, check_counts, ends_of
+from ..graph.graph import Graph
+from ._inputs import Ends, by_vertex, check_counts, check_input, ends_of, shared_ends
 
 _PYG = "torch_geometric.nn.conv.message_passing"
 FORWARD, REVERSED = "source_to_target", "target_to_source"
@@ -94,7 +95,7 @@ class Passing(Module):
     def __init_subclass__(cls, **options: Any) -> None:
         """Refuse a subclass with a step of PyG's layers, or with MessagePassing before a layer."""
         super().__init_subclass__(**options)
-        if any(base.__module__ == _PYG for base in _before(Passing, cls)):
+        if any(base.__module__ == _PYG for base in cls.__mro__[: cls.__mro__.index(Passing)]):
             _join_for(cls)
         for name in _STEPS:
             if name in vars(cls):
@@ -114,8 +115,7 @@ class Passing(Module):
     @property
     def explain(self) -> bool | None:
         """False, or None as for PyG's layers by default; True is refused."""
-        explain: bool | None = self.__dict__.get("_explain")
-        return explain
+        return cast("bool | None", self.__dict__.get("_explain"))
 
     @explain.setter
     def explain(self, explain: bool | None) -> None:
@@ -160,12 +160,22 @@ class Passing(Module):
         """Return what the ``repr`` shows of options that PyG's layer does not have."""
         return []
 
-    def _between(self, x: Any, edge_index: GraphLike, size: Any) -> Ends:
+    def _between(self, x: Any, edge_index: GraphLike, size: Any = None) -> Ends:
         """Check features of one or both ends, and the graph along which messages flow."""
-        ends = ends_of(x, edge_index, size, static=True)
-        if ends.graph is not edge_index:
+        if isinstance(x, Tensor) and size is None:
+            rows = x if x.dim() == 2 else by_vertex(x)
+            graph = as_graph(edge_index, rows, name="edge_index")
+            if isinstance(graph, Shared):
+                ends = shared_ends(x, graph)
+            else:
+                ends = Ends(graph, x, x, True, check_input(x, graph, edge_index))
+        else:
+            ends = ends_of(x, edge_index, size)
+        if ends.graph is not edge_index and not (
+            type(edge_index) is Tensor and edge_index.layout is torch.strided
+        ):
             graph = self._valued(ends.graph, edge_index)
-            ends = ends if graph is ends.graph else ends._replace(graph=graph)
+            ends = ends if graph is ends.graph else ends.along(graph)
         if self.flow == FORWARD:
             return ends
         if not ends.alike:
@@ -173,23 +183,21 @@ class Passing(Module):
                 f"flow is {self.flow!r} beside features of two ends: give (x_target, x) and "
                 "edge_index.flip(0), and leave flow out."
             )
-        return ends._replace(graph=self._turned(ends.graph, edge_index))
+        return ends.along(self._turned(ends.graph, edge_index))
 
-    def _valued(self, graph: GraphLike, given: Any) -> GraphLike:
-        """Return the graph with the values that PyG reads here.
+    def _valued(self, graph: GraphLike, edge_index: Any) -> GraphLike:
+        """Return the graph of ``edge_index`` with the values that PyG reads here.
 
         Those of a torch_sparse.SparseTensor it drops, and those of torch's sparse tensors unless
         its own kernel reduces: for a single word.
         """
-        if isinstance(given, Tensor) and (self._is_word or given.layout is torch.strided):
+        if isinstance(edge_index, Tensor) and (self._is_word or edge_index.layout is torch.strided):
             return graph
-        if graph is given or isinstance(given, Shared):
-            return graph
-        without: GraphLike = cast(Any, graph).with_data(None)
-        return without
+        valued = graph is edge_index or isinstance(edge_index, Shared)
+        return graph if valued else cast(Graph, graph).with_data(None)
 
-    def _turned(self, graph: GraphLike, given: Any) -> GraphLike:
-        """Return the graph along which messages flow; ``given`` is what it was made of."""
+    def _turned(self, graph: GraphLike, edge_index: Any) -> GraphLike:
+        """Return the graph of ``edge_index`` along which messages flow."""
         if self.flow == FORWARD:
             return graph
         check_flow(self.flow)
@@ -198,8 +206,7 @@ class Passing(Module):
                 f"flow is {self.flow!r} beside a graph that processes share by the targets of its "
                 "edges: make it of edge_index.flip(0), and leave flow out."
             )
-        reverse: GraphLike = turned(graph, given)
-        return reverse
+        return cast(GraphLike, turned(graph, edge_index))
 
 
 def join_pyg() -> None:
@@ -210,11 +217,6 @@ def join_pyg() -> None:
     base = getattr(sys.modules.get(_PYG), "MessagePassing", None)
     if base is not None and base not in Passing.__bases__:
         Passing.__bases__ = (base,)
-
-
-def _before(kind: type, cls: type) -> tuple[type, ...]:
-    """Return the classes that a class asks for a name before that one."""
-    return cls.__mro__[: cls.__mro__.index(kind)]
 
 
 def _join_for(cls: type) -> None:
@@ -260,6 +262,9 @@ _HOOKED = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_u
 _HOOKS = tuple(f"register_{step}_forward{pre}_hook" for step in _HOOKED for pre in ("", "_pre"))
 
 
+_NO_SCRIPT = "TorchScript cannot compile it; use torch.compile or nn.capture."
+
+
 def _refusing(name: str, why: str) -> Callable[..., Any]:
     def refuse(self: Passing, *args: Any, **kwargs: Any) -> Any:
         raise UnsupportedError(f"{type(self).__name__}.{name}: {why}")
@@ -269,10 +274,8 @@ def _refusing(name: str, why: str) -> Callable[..., Any]:
     return refuse
 
 
-for _name in (*_STEPS, *_HOOKS):
-    setattr(Passing, _name, _refusing(_name, _NO_STEPS))
-_NO_SCRIPT = "TorchScript cannot compile it; use torch.compile or nn.capture."
-setattr(Passing, "jittable", _refusing("jittable", _NO_SCRIPT))  # noqa: B010  # typed as none
+for _name, _why in {**dict.fromkeys((*_STEPS, *_HOOKS), _NO_STEPS), "jittable": _NO_SCRIPT}.items():
+    setattr(Passing, _name, _refusing(_name, _why))
 
 
 def module_of(aggr: Any, aggr_kwargs: dict[str, Any] | None, mend: str) -> Module:
@@ -281,8 +284,9 @@ def module_of(aggr: Any, aggr_kwargs: dict[str, Any] | None, mend: str) -> Modul
     ``mend`` says what else may be given, where PyG has none of that name or is not installed.
     """
     where = f"aggr is {aggr!r}, which no kernel computes: give {mend}, or "
+    kinds = str, getattr(sys.modules.get("torch_geometric.nn.aggr"), "Aggregation", str)
     for one in aggr if isinstance(aggr, list | tuple) else [aggr]:
-        if not isinstance(one, str) and not _is_pygs(one):
+        if not isinstance(one, kinds):
             raise DtypeError(
                 f"aggr is {aggr!r}: give {mend}, a module of torch_geometric.nn.aggr, or a list "
                 "of them."
@@ -301,12 +305,6 @@ def module_of(aggr: Any, aggr_kwargs: dict[str, Any] | None, mend: str) -> Modul
             f"{error}; give arguments of its constructor."
         ) from error
     return made
-
-
-def _is_pygs(aggr: Any) -> bool:
-    """Return True for a module of PyG's aggregations, which are there if PyG is."""
-    base = getattr(sys.modules.get("torch_geometric.nn.aggr"), "Aggregation", None)
-    return base is not None and isinstance(aggr, base)
 
 
 def check_aggr_kwargs(value: Any) -> None:
@@ -340,7 +338,9 @@ class Convolution(Passing):
     """
 
     #: Reductions of samples and of what MaxK keeps.
-    _of_parts: ClassVar[tuple[tuple[str, ...], ...]] = (("sum",),)
+    _of_parts: ClassVar[tuple[tuple[str, ...], ...]] = (SUM,)
+    #: Reductions that the layer has as one node of autograd's.
+    _usual: ClassVar[tuple[str, ...]] = SUM
 
     def __init__(
         self,
@@ -377,10 +377,11 @@ class Convolution(Passing):
         width = self.__dict__[name]
         return None if width is None else _sample_width(name, width, self.k)
 
-    def _is_whole(self) -> bool:
-        """Return True if all features of all entries count."""
+    def _is_usual(self) -> bool:
+        """Return True if all options that need other code are as they are by default."""
         sampled = self.training_sample if self.training else self.sample
-        return sampled is None and self.k is None
+        parts = sampled is not None or self.k is not None
+        return not parts and self.flow == FORWARD and self._reductions == self._usual
 
     def _graph(self, x: Tensor, edge_index: Any) -> GraphLike:
         """Return the graph among the vertices of ``x``, with the values that count."""
@@ -421,11 +422,6 @@ def _sample_width(name: str, width: int | None, k: int | None) -> int | None:
             "of them."
         )
     return width
-
-
-def is_one_each(bias: Tensor | None, weight: Tensor) -> bool:
-    """Return True if a bias has a number for each output of a layer, as kernels read it."""
-    return bias is None or bias.shape == weight.shape[:1]
 
 
 def plus(y: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""GAT: attention by learned vectors, in one pass over the edges."""
+"""GAT and GATv2: attention by learned vectors, in one pass over the edges."""
 
 from typing import Any, Unpack
 
@@ -7,19 +7,16 @@ from torch import Tensor
 from torch.nn import Linear, Parameter
 from torch.nn.functional import leaky_relu, linear
 
-from .._lazy import resolver
-from ..autograd import as_graph, edge_combine, gat_aggregate, gat_of_vectors
+from ..autograd import as_graph, edge_combine, gat_aggregate, gat_of_vectors, gatv2_aggregate
 from ..autograd.layers import gat_convolution
 from ..autograd.maps import read_map
 from ..autograd.plain import is_plain
 from ..autograd.tensors.prepare import GraphLike, graph_tensors
-from ._attention import Entries, LoopedAttention, check_edge_features
-from ._inputs import Ends
+from ..errors import DtypeError
+from ._attention import LoopedAttention
+from ._inputs import Ends, check_flags, in_pair
 from ._maps import GLOROT, linear_map, mapped
-from ._passing import FORWARD, PassingOptions, is_one_each
-
-#: Pickles of earlier versions look for GATv2Conv here.
-__getattr__ = resolver(f"{__package__}", {"GATv2Conv": "gatv2"})
+from ._passing import FORWARD, PassingOptions
 
 
 class GATConv(LoopedAttention):
@@ -79,8 +76,7 @@ class GATConv(LoopedAttention):
         residual: bool = False,
         **passing: Unpack[PassingOptions],
     ) -> None:
-        shared = heads, concat, negative_slope, dropout, add_self_loops, edge_dim, fill_value
-        super().__init__(in_channels, out_channels, *shared, **passing)
+        super().__init__(in_channels, out_channels, heads, concat, dropout, edge_dim, **passing)
         self.lin: Linear | None = None
         self.lin_src: Linear | None = None
         self.lin_dst: Linear | None = None
@@ -93,7 +89,7 @@ class GATConv(LoopedAttention):
             self.lin = linear_map(in_channels, heads * out_channels, **options)
         self.att_src, self.att_dst = self._vectors(), self._vectors()
         self.att_edge: Parameter | None = None if edge_dim is None else self._vectors()
-        self._add_edges_and_own(edge_dim, residual, bias)
+        self._add_options(negative_slope, add_self_loops, fill_value, residual, bias)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -145,36 +141,23 @@ class GATConv(LoopedAttention):
                 y = self._in_one_node(x, edge_index)
                 if y is not None:
                     return y if self.res is None else y + mapped(self.res, x, "x")
-        ends = self._ends(x, edge_index, size)
-        if ends.away is not None and not return_attention_weights and self.lin is not None:
+        ends = self._between(x, edge_index, size)
+        if ends.shared is not None and not return_attention_weights and self.lin is not None:
             ends = ends.squared()
-        residual, (source, target) = self._residual(ends), self._projected(ends)
-        features = check_edge_features(edge_attr, ends.graph, self.lin_edge)
-        attention = None
-        if return_attention_weights:
-            entries = self._entries(ends.graph, features)
-            attention = self._attention(entries, self._entry_scores(entries, source, target))
-        if attention is not None and self._drops():
-            y = self._biased(attention.sums(source))
-        elif source is target:
-            y = self._of_vertices(ends.graph, source, features)
-        else:
-            y = self._biased(self._of_two_sets(ends.graph, source, target, features))
-        y = y if ends.away is None else y[: ends.away.n_local]
-        y = y if residual is None else y + residual
-        return y if attention is None else self._with_weights(y, edge_index, attention)
+        return self._attended(ends, edge_index, edge_attr, return_attention_weights)
 
     def _in_one_node(self, x: Tensor, edge_index: GraphLike) -> Tensor | None:
         """Run what comes before the residual as one node of autograd's; None if it may not."""
-        heads, feat, lin = self.heads, self.out_channels, read_map(self.lin)
+        lin, source, target, bias = read_map(self.lin), self.att_src, self.att_dst, self.bias
         if lin is None or lin[1] is not None or self.flow != FORWARD:
             return None
-        if not (self.concat or heads == 1):
+        if not (self.concat or self.heads == 1):
             return None
-        source, target, bias = self.att_src, self.att_dst, self.bias
-        weight, shape = lin[0], (1, heads, feat)
-        fit = source.shape == target.shape == shape and weight.shape[0] == heads * feat
-        if not (fit and is_one_each(bias, weight)):
+        weight, shape = lin[0], (1, self.heads, self.out_channels)
+        width = self.heads * self.out_channels
+        if not (source.shape == target.shape == shape and weight.shape[0] == width):
+            return None
+        if bias is not None and bias.shape != (width,):
             return None
         graph = as_graph(edge_index, x, name="edge_index")
         if not is_plain(graph, x, weight, source, target, bias):
@@ -190,31 +173,29 @@ class GATConv(LoopedAttention):
         if ends.target is None:
             return source, None
         if ends.alike and of_sources is of_targets:
-            return source, source if ends.away is None else ends.of_targets(source)
+            return source, source if ends.shared is None else ends.of_targets(source)
         return source, self._mapped(of_targets, ends.target, "x" if ends.alike else "x[1]")
 
-    def _of_vertices(self, graph: GraphLike, h: Tensor, features: Tensor | None) -> Tensor:
-        """Aggregate where sources and targets are the same vertices, and add the bias."""
-        edges = own = None
-        if features is not None:
-            edges = self._edge_scores(features)
-            if self.add_self_loops:
-                own = self._edge_scores(self._loop_features(graph, features))
-        bias = self.bias.view_as(self.att_src) if self.concat and self.bias is not None else None
-        vectors = self.att_src, self.att_dst
-        y = gat_of_vectors(graph, h, *vectors, edges, own, bias, **self._options())
-        return self._biased(y) if bias is None else y.flatten(1)
-
-    def _of_two_sets(
-        self, graph: GraphLike, h: Tensor, target: Tensor | None, features: Tensor | None
+    def _aggregated(
+        self, ends: Ends, h: Tensor, target: Tensor | None, features: Tensor | None
     ) -> Tensor:
-        """Aggregate features of sources for targets, (n_target, heads, out_channels)."""
-        tensors, options = graph_tensors(graph), self._options()
-        el, er = self._scores(h, target, tensors.n_rows)
-        if features is not None or tensors.n_rows != tensors.n_cols:
-            (graph, features), options["self_loops"] = self._entries(graph, features), False
+        """Aggregate features of sources for targets, join the heads and add the bias."""
+        graph, options, edges = ends.graph, self._options(), None
+        if h is target:  # sources and targets are the same vertices
+            own = None
+            if features is not None:
+                edges = self._edge_scores(features)
+                if self.add_self_loops:
+                    own = self._edge_scores(self._loop_features(ends, features))
+            vectors, bias = (self.att_src, self.att_dst), self.bias if self.concat else None
+            bias = None if bias is None else bias.view_as(self.att_src)
+            y = gat_of_vectors(graph, h, *vectors, edges, own, bias, **options)
+            return self._biased(y) if bias is None else y.flatten(1)
+        el, er = self._scores(h, target, ends.tensors.n_rows)
+        if features is not None or ends.tensors.n_rows != ends.tensors.n_cols:
+            (graph, features), options["self_loops"] = self._entries(ends, features), False
         edges = None if features is None else self._edge_scores(features)
-        return gat_aggregate(graph, h, el, er, edges, **options)
+        return self._biased(gat_aggregate(graph, h, el, er, edges, **options))
 
     def _scores(self, h: Tensor, target: Tensor | None, n_rows: int) -> tuple[Tensor, Tensor]:
         """Compute the sources' part of the scores and the targets', 0 without their features."""
@@ -233,13 +214,142 @@ class GATConv(LoopedAttention):
         weight = args[0].view(self.heads, self.out_channels, -1)
         return linear(features, (weight * self.att_edge.view(self.heads, -1, 1)).sum(1))
 
-    def _entry_scores(self, entries: Entries, source: Tensor, target: Tensor | None) -> Tensor:
+    def _entry_scores(
+        self, graph: GraphLike, features: Tensor | None, source: Tensor, target: Tensor | None
+    ) -> Tensor:
         """Compute the scores of all entries, (nnz, heads), in float32 at least."""
-        edges = None if entries.features is None else self._edge_scores(entries.features)
+        edges = None if features is None else self._edge_scores(features)
         dtype = torch.promote_types(source.dtype, torch.float32)
         with torch.autocast(source.device.type, enabled=False):
             wide = None if target is None else target.to(dtype)
-            el, er = self._scores(source.to(dtype), wide, graph_tensors(entries.graph).n_rows)
-            scores = edge_combine(entries.graph, er, el)
+            el, er = self._scores(source.to(dtype), wide, graph_tensors(graph).n_rows)
+            scores = edge_combine(graph, er, el)
             scores = scores if edges is None else scores + edges
             return leaky_relu(scores, self.negative_slope)
+
+
+class GATv2Conv(LoopedAttention):
+    """Dynamic graph attention: ``y[i, k] = sum_e P[e, k] l[j, k] + b`` over the entries of row i.
+
+    ``l = x W_l + b_l`` and ``r = x W_r + b_r`` with ``heads`` parts of ``out_channels`` features,
+    and ``P[e, k]`` is the softmax over the row of ``<a[k], leaky(l[j, k] + r[i, k])>``, with
+    ``leaky`` as in ``GATConv``.  With ``edge_dim`` the sum has the term ``edge_attr[e] W_edge[k]``
+    too.
+
+    Parameters
+    ----------
+    in_channels, out_channels, heads, concat, negative_slope, dropout, add_self_loops
+        As for ``GATConv``.
+    edge_dim, fill_value, residual
+        As for ``GATConv``.
+    bias, share_weights
+        As in PyG: whether there are ``b``, ``b_l`` and ``b_r``, and ``W_r`` and ``b_r`` are those
+        of sources.
+    aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
+        As for ``GATConv``.
+
+    Raises
+    ------
+    DtypeError, ShapeError, UnsupportedError
+        As ``GATConv``.
+
+    Notes
+    -----
+    Of a square graph no other one is built, and nothing of the size of the edges; of a rectangular
+    one with loops another one is, once.  A gradient can be used but not differentiated.  With edge
+    features the sums before the non-linearity are made for each entry, (nnz, heads * out_channels).
+
+    GATv2 (ICLR'22), equation 7.
+    """
+
+    __module__ = "sparsefmt.nn"
+    _by_entries = True
+
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        heads: int = 1,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        add_self_loops: bool = True,
+        edge_dim: int | None = None,
+        fill_value: float | Tensor | str = "mean",
+        bias: bool = True,
+        share_weights: bool = False,
+        residual: bool = False,
+        **passing: Unpack[PassingOptions],
+    ) -> None:
+        check_flags(bias=bias, share_weights=share_weights)
+        super().__init__(in_channels, out_channels, heads, concat, dropout, edge_dim, **passing)
+        self.share_weights = share_weights
+        of_sources, of_targets = in_pair(in_channels)
+        options: dict[str, Any] = {"bias": bias, "draw": GLOROT}
+        self.lin_l = linear_map(of_sources, heads * out_channels, **options)
+        self.lin_r = self.lin_l
+        if not share_weights:
+            self.lin_r = linear_map(of_targets, heads * out_channels, **options)
+        self.att = self._vectors()
+        self._add_options(negative_slope, add_self_loops, fill_value, residual, bias)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw weights and vectors by Glorot's uniform rule, biases as ``Linear``; ``b`` is 0."""
+        self._draw((self.lin_l, self.lin_r), (self.att,))
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        edge_index: GraphLike,
+        edge_attr: Tensor | None = None,
+        return_attention_weights: bool | None = None,
+        *,
+        size: tuple[int, int] | None = None,
+    ) -> Any:
+        """Map (n, in_channels) to (n, heads * out_channels); without ``concat`` (n, out_channels).
+
+        Parameters
+        ----------
+        x, edge_index, edge_attr, return_attention_weights, size
+            As for ``GATConv``, but that ``x_target`` is needed.
+
+        Raises
+        ------
+        ShapeError
+            If the graph is not square but ``x`` one tensor, or ``x`` not of that shape.
+        DtypeError, DeviceError, UnsupportedError
+            As ``autograd.gat_aggregate``; DtypeError also if ``x_target`` is None.
+        """
+        ends = self._between(x, edge_index, size)
+        return self._attended(ends, edge_index, edge_attr, return_attention_weights)
+
+    def _projected(self, ends: Ends) -> tuple[Tensor, Tensor]:
+        """Map features of sources and targets, (n, heads, out_channels)."""
+        if ends.target is None:
+            raise DtypeError("x[1] is None: scores are of both ends, give features of targets.")
+        (left,) = self._of_sources(ends, self.lin_l)
+        if ends.alike and self.share_weights:
+            return left, ends.of_targets(left)
+        return left, self._mapped(self.lin_r, ends.target, "x" if ends.alike else "x[1]")
+
+    def _aggregated(self, ends: Ends, left: Tensor, right: Tensor, features: None) -> Tensor:
+        """Aggregate features of sources, join the heads and add the bias."""
+        graph, options = ends.graph, self._options()
+        if self.add_self_loops and len(left) != len(right):
+            graph, options["self_loops"] = self._entries(ends, None)[0], False
+        return self._biased(gatv2_aggregate(graph, left, right, self.att, **options))
+
+    def _entry_scores(
+        self, graph: GraphLike, features: Tensor | None, left: Tensor, right: Tensor
+    ) -> Tensor:
+        """Compute the scores of all entries, (nnz, heads), in float32 at least."""
+        dtype, edges = torch.promote_types(left.dtype, torch.float32), None
+        if features is not None:
+            assert self.lin_edge is not None  # the features have been checked beside it
+            edges = self._mapped(self.lin_edge, features, "edge_attr").to(dtype)
+        with torch.autocast(left.device.type, enabled=False):
+            both = right.flatten(1).to(dtype), left.flatten(1).to(dtype)
+            sums = edge_combine(graph, *both).view(-1, self.heads, self.out_channels)
+            sums = leaky_relu(sums if edges is None else sums.add_(edges), self.negative_slope)
+            return torch.einsum("ekf,kf->ek", sums, self.att[0].to(dtype))

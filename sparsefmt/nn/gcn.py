@@ -1,39 +1,25 @@
-"""GCN's convolution, with MaxK or over a sample of each row."""
+"""GCN's convolution, with MaxK or over a sample of each row, and MaxK itself."""
 
 from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter, init
+from torch.nn import Module, Parameter, init
 from torch.nn.functional import linear
 
-from ..autograd import aggregate_with_own, as_graph, maxk_aggregate
+from ..autograd import aggregate_with_own, as_graph, maxk, maxk_aggregate
+from ..autograd.cbsr import features_to_keep
 from ..autograd.layers import gcn_convolution
 from ..autograd.maps import read_map
 from ..autograd.plain import is_plain
-from ..autograd.tensors.prepare import GraphLike
+from ..autograd.tensors.prepare import GraphLike, tensors_of
 from ..autograd.tensors.shared import Shared
 from ..autograd.tensors.tensors import GraphTensors
 from ..errors import ShapeError
-from ._inputs import (
-    by_vertex,
-    check_counts,
-    check_edge_weight,
-    check_flags,
-    check_in_channels,
-    check_input,
-)
-from ._loops import (
-    Normalisation,
-    as_operands,
-    gets_all_loops,
-    hop,
-    over_vertices,
-    stored,
-    symmetric,
-)
+from ._inputs import by_vertex, check_counts, check_flags, check_in_channels, check_input
+from ._loops import as_operands, gets_all_loops, hop, over_vertices, stored, symmetric
 from ._maps import GLOROT, called, check_map, draw_map, linear_map
-from ._passing import FORWARD, SUM, Convolution, Options, is_one_each, plus
+from ._passing import FORWARD, SUM, Convolution, Options, plus
 
 
 class GCNConv(Convolution):
@@ -152,27 +138,32 @@ class GCNConv(Convolution):
         to_all = gets_all_loops(edge_index)
         if self.cached and self.normalize:
             edge_index, edge_weight, to_all = self._first(x, edge_index, edge_weight)
-        graph = as_graph(edge_index, by_vertex(x), name="edge_index")
-        lin = read_map(self.lin)
-        if edge_weight is None and lin is not None and lin[1] is None and self._is_usual():
-            weight, bias = lin[0], self.bias
-            if is_plain(graph, x, weight, bias) and is_one_each(bias, weight):
-                factors = symmetric(graph, None, x.dtype, to_all=to_all)
-                return gcn_convolution(graph, x, weight, *factors, bias)
+        rows = x if isinstance(x, Tensor) and x.dim() == 2 else by_vertex(x)
+        graph = as_graph(edge_index, rows, name="edge_index")
+        if edge_weight is None and self._is_usual():
+            lin, bias = read_map(self.lin), self.bias
+            if lin is not None and lin[1] is None and is_plain(graph, x, lin[0], bias):
+                if bias is None or bias.shape == lin[0].shape[:1]:
+                    tensors = tensors_of(graph)
+                    factors = symmetric(graph, tensors, None, x.dtype, to_all=to_all)
+                    return gcn_convolution(graph, x, lin[0], *factors, bias)
         if self.flow != FORWARD:
             graph = self._turned(graph, edge_index)
         tensors = check_input(x, graph, edge_index, sparse=True)
-        check_edge_weight(edge_weight, tensors)
-        lin = check_map(self.lin, x, "x")
+        lin, width = check_map(self.lin, x, "x"), self._width()
         if x.dim() > 2 and self.k is not None:
             self._check_no_batch(x)
 
         def aggregated(h: Tensor, bias: Tensor | None = None) -> Tensor:
             rows, weight = as_operands(graph, tensors, h, edge_weight)
-            width, norm = self._width(), self._normalisation(tensors, weight, to_all)
+            fill = 0.0 if self.normalize else None
+            if self.normalize and self.add_self_loops:
+                weighted = weight is not None or tensors.csr_values is not None
+                fill = 2.0 if self.improved and weighted else 1.0
+            operands = graph, tensors, weight, rows.dtype, fill
             if width is not None or self.k is not None:
-                return plus(self._of_parts_of_rows(graph, rows, width, weight, norm), bias)
-            return hop(graph, weight, rows.dtype, norm)(rows, bias)
+                return plus(self._of_parts_of_rows(rows, width, *operands, to_all=to_all), bias)
+            return hop(*operands, reduction=self._reductions[0], to_all=to_all)(rows, bias)
 
         product = lin is not None and lin[1] is None  # of features and a weight, and nothing else
         if product and self.k is None and self._reductions == SUM and isinstance(graph, Shared):
@@ -185,14 +176,8 @@ class GCNConv(Convolution):
 
     def _is_usual(self) -> bool:
         """Return True if all options that need other code are as they are by default."""
-        return (
-            self._is_whole()
-            and self.normalize
-            and self.add_self_loops
-            and not self.improved
-            and self.flow == FORWARD
-            and self._reductions == SUM
-        )
+        usual = super()._is_usual() and self.normalize and self.add_self_loops
+        return usual and not self.improved
 
     def _first(self, x: Any, edge_index: Any, edge_weight: Tensor | None) -> Any:
         """Return the graph and the edge weights of the first call, and who gets loops there."""
@@ -206,35 +191,64 @@ class GCNConv(Convolution):
             setattr(self, name, (graph, edge_weight, gets_all_loops(edge_index)))
         return getattr(self, name)
 
-    def _normalisation(
-        self, tensors: GraphTensors, edge_weight: Tensor | None, to_all: bool
-    ) -> Normalisation:
-        """Choose how the graph is normalised, and which loops it gets."""
-        fill = 0.0 if self.normalize else None
-        if self.normalize and self.add_self_loops:
-            weighted = edge_weight is not None or tensors.csr_values is not None
-            fill = 2.0 if self.improved and weighted else 1.0
-        return Normalisation(fill, self._reductions[0], bool(fill) and to_all)
-
     def _of_parts_of_rows(
         self,
-        graph: GraphLike,
         h: Tensor,
         width: int | None,
+        graph: GraphLike,
+        tensors: GraphTensors,
         weight: Tensor | None,
-        norm: Normalisation,
+        dtype: torch.dtype,
+        fill: float | None,
+        *,
+        to_all: bool,
     ) -> Tensor:
         """Aggregate a sample of each row, or what MaxK keeps of its neighbours."""
-        fill, _, to_all = norm
         if fill is None:
             if width is not None:
                 return self._aggregate(graph, h, width, weight, rescale=True)
             return maxk_aggregate(graph, h, cast(int, self.k), weight)
-        scale, loop = symmetric(graph, weight, h.dtype, fill, to_all=to_all)
+        scale, loop = symmetric(graph, tensors, weight, dtype, fill, to_all=to_all)
         scales, own = {"row_scale": scale, "col_scale": scale}, loop[:, None]
         if width is None:
             return aggregate_with_own(graph, h, own, weight, k=self.k, without=own == 0, **scales)
         y = self._aggregate(graph, h, width, weight, rescale=True, **scales)
         kept = weight is None and fill and not to_all and not torch.compiler.is_compiling()
-        without = stored(graph, h.dtype) if kept else own == 0
+        without = stored(graph, tensors, dtype) if kept else own == 0
         return torch.addcmul(y, own, h if without is None else h.masked_fill(without, 0))
+
+
+class MaxK(Module):
+    """Keep the ``k`` largest features of each row: a non-linearity, in the place of ReLU.
+
+    ``y[i, f] = x[i, f]`` for the ``k`` largest of row ``i``, and 0 elsewhere: ``autograd.maxk``.
+    Before an aggregation use the layer's own ``k``, which spares the dense result.
+
+    Parameters
+    ----------
+    k : int
+        Between 1 and the number of features, which is known when it is called.
+
+    Raises
+    ------
+    DtypeError, ShapeError
+        If ``k`` is no integer, or less than 1.
+
+    Notes
+    -----
+    MaxK-GNN (ASPLOS'24), section 3.1.
+    """
+
+    __module__ = "sparsefmt.nn"
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.k = features_to_keep(k)
+
+    def extra_repr(self) -> str:
+        """Return what the ``repr`` shows."""
+        return f"k={self.k}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (n, feat) to (n, feat)."""
+        return maxk(x, self.k)

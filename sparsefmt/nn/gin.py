@@ -1,20 +1,75 @@
-"""GIN's convolution, with MaxK or over a sample of each row."""
+"""GIN's convolution, with MaxK or over a sample of each row, and GINE's, with features of edges."""
 
-from typing import Unpack
+from typing import Any, Unpack
 
+import torch
 from torch import Tensor
-from torch.nn import Linear, Module, Sequential
+from torch.nn import Linear, Module, Parameter, Sequential
 
-from ..autograd import aggregate_with_own, maxk, maxk_aggregate, spmm
+from ..autograd import aggregate_with_own, maxk, maxk_aggregate, message_aggregate, spmm
 from ..autograd.layers import gin_convolution, propagated
 from ..autograd.maps import calls_forward_alone, read_map
 from ..autograd.plain import is_plain
-from ..autograd.tensors.prepare import GraphLike, graph_tensors
-from ..autograd.tensors.shared import local_of
-from ._inputs import Ends, as_autocast, check_edge_weight
+from ..autograd.tensors.prepare import GraphLike
+from ..errors import DtypeError, ShapeError
+from ..graph.graph import Graph
+from ._inputs import (
+    Ends,
+    as_autocast,
+    check_beside,
+    check_counts,
+    check_edge_weight,
+    check_flags,
+    check_in_channels,
+    check_number,
+)
 from ._loops import over_vertices
-from ._maps import OfNetwork, called, check_fit
-from ._passing import FORWARD, SUM, Convolution, Options
+from ._maps import called, draw_map, linear_map, mapped
+from ._passing import SUM, Convolution, Options, Passing, PassingOptions
+
+
+class OfNetwork(Passing):
+    """A layer that ends in a network of the user's, which gets ``1 + eps`` of each vertex too."""
+
+    def _add_network(self, nn: Any, eps: float, train_eps: bool) -> None:
+        """Keep the network, and build ``eps``."""
+        if isinstance(nn, type):
+            raise DtypeError(
+                f"nn is the class {nn.__name__}: give a module, {nn.__name__}(...) for instance."
+            )
+        if not callable(nn):
+            raise DtypeError(f"nn is {nn!r}: give a module, torch.nn.Linear(n, m) for instance.")
+        check_number("eps", eps)
+        check_flags(train_eps=train_eps)
+        self.nn, self.initial_eps = nn, float(eps)
+        self.eps: Tensor
+        if train_eps:
+            self.eps = Parameter(torch.empty(1))
+        else:
+            self.register_buffer("eps", torch.empty(1))
+
+    def _shown(self) -> list[str]:
+        return [f"nn={self.nn}"]
+
+    def reset_parameters(self) -> None:
+        """Reset ``nn``, or its parts that can be, and set ``eps`` to what was given."""
+        _reset(self.nn)
+        with torch.no_grad():
+            self.eps.fill_(self.initial_eps)
+
+    def _with_own(self, y: Tensor, ends: Ends, own: Tensor | None) -> Tensor:
+        """Add ``1 + eps`` of a vertex's own features to those of its neighbours."""
+        if own is None:
+            return y
+        width = ends.source.shape[-1]
+        if own.shape[-1] != width:
+            raise ShapeError(
+                f"x[1] has {own.shape[-1]} features but x[0] has {width}: both are added up, give "
+                "them one width."
+            )
+        check_beside("x[1]", own, ends.source)
+        own = as_autocast(own)
+        return torch.addcmul(y, (1 + self.eps).to(y.dtype), own)
 
 
 class GINConv(OfNetwork, Convolution):
@@ -90,11 +145,13 @@ class GINConv(OfNetwork, Convolution):
             if y is not None:
                 return y
             if isinstance(x, Tensor) and self._is_usual():
-                y = self._in_one_node(x, self._graph(x, edge_index))
+                graph = self._graph(x, edge_index)
+                y = self._in_one_node(x, graph) if type(graph) is Graph else None
             if y is not None:
                 return y
         ends = self._between(x, edge_index, size)
-        check_edge_weight(edge_weight, graph_tensors(local_of(ends.graph)))
+        if edge_weight is not None:
+            check_edge_weight(edge_weight, ends.tensors)
         check_fit(self.nn, ends.source)
         return called(self.nn, self._aggregated(ends, edge_weight))
 
@@ -117,13 +174,7 @@ class GINConv(OfNetwork, Convolution):
 
     def _is_usual(self) -> bool:
         """Return True if all options that need other code are as they are by default."""
-        return (
-            self._is_whole()
-            and self.flow == FORWARD
-            and self._reductions == SUM
-            and not (eps := self.eps).requires_grad
-            and eps.shape == (1,)
-        )
+        return super()._is_usual() and not self.eps.requires_grad and self.eps.shape == (1,)
 
     def _aggregated(self, ends: Ends, edge_weight: Tensor | None) -> Tensor:
         """Aggregate features of sources, and add a part of the targets' own."""
@@ -145,3 +196,157 @@ class GINConv(OfNetwork, Convolution):
         if own is not None and self.k is not None:
             own = maxk(as_autocast(own), self.k)
         return self._with_own(over_vertices(reduced, x), ends, own)
+
+
+class GINEConv(OfNetwork):
+    """Graph isomorphism with features of edges: ``y[i] = nn((1 + eps) x[i] + sum_e m[e])``.
+
+    ``m[e] = relu(x[j] + w[e])`` for each edge ``e`` from ``j`` to ``i``, where ``w`` are the
+    features of the edges or, with ``edge_dim``, a linear map of them.
+
+    Parameters
+    ----------
+    nn, eps, train_eps
+        As for ``GINConv``.
+    edge_dim : int, optional
+        Features of an edge, if they are to be mapped to the width of ``x``, which ``nn`` or its
+        first part tells by ``in_features`` or ``in_channels``; -1 for those of the first edges.
+    aggr : "add", "sum" or "mean"
+    flow, node_dim, decomposed_layers, aggr_kwargs : optional
+        As for ``GCNConv``.
+
+    Raises
+    ------
+    DtypeError, ShapeError, UnsupportedError
+        As ``GINConv``; also if ``edge_dim`` is given and ``nn`` does not tell its width.
+
+    Notes
+    -----
+    Hu et al. (ICLR'20), "Strategies for Pre-training Graph Neural Networks", section 5.  Written
+    with ``autograd.message_aggregate``: no tensor has a message for each edge, forward or backward.
+    """
+
+    __module__ = "sparsefmt.nn"
+    _reductions_known = ("sum", "mean")
+
+    def __init__(
+        self,
+        nn: Module,
+        eps: float = 0.0,
+        train_eps: bool = False,
+        edge_dim: int | None = None,
+        **options: Unpack[PassingOptions],
+    ) -> None:
+        super().__init__(**options)
+        self._add_network(nn, eps, train_eps)
+        self.lin = None
+        if edge_dim is not None:
+            check_in_channels(edge_dim, "edge_dim")
+            self.lin = linear_map(edge_dim, _width_of(nn))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Reset ``nn`` and ``eps`` as ``GINConv`` does, and draw the map of the edges' features."""
+        super().reset_parameters()
+        if self.lin is not None:
+            draw_map(self.lin)
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor | None],
+        edge_index: GraphLike,
+        edge_attr: Tensor | None = None,
+        size: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """Map (n, feat) to what ``nn`` makes of it.
+
+        Parameters
+        ----------
+        x, edge_index, size
+            As for ``SAGEConv``.  Only the structure of a graph is read.
+        edge_attr : Tensor, shape (nnz, feat), or (nnz, edge_dim)
+            ``w`` in the order of ``graph.structure``, that of the edges.
+
+        Raises
+        ------
+        ShapeError, DtypeError, DeviceError, UnsupportedError
+            As ``GINConv``; also if there are no features of edges, or not as many as those of
+            ``x`` and no ``edge_dim``.
+        """
+        ends = self._between(x, edge_index, size).gathered()
+        check_fit(self.nn, ends.source)
+        features = self._of_edges(edge_attr, ends)
+        source, reduction = as_autocast(ends.source), self._reductions[0]
+
+        def summed(h: Tensor) -> Tensor:
+            if h.dim() > 2:  # in turn: side by side they would repeat the features of edges
+                if not len(h):
+                    return h.new_zeros(*h.shape[:-2], ends.tensors.n_rows, h.shape[-1])
+                return torch.stack([summed(one) for one in h])
+            return message_aggregate(ends.graph, h, features, message="relu_add", reduce=reduction)
+
+        return called(self.nn, self._with_own(summed(source), ends, ends.target))
+
+    def _of_edges(self, edge_attr: Any, ends: Ends) -> Tensor:
+        """Check the features of edges, and map them where there is a map."""
+        if edge_attr is None:
+            raise DtypeError(
+                "edge_attr is None: GINEConv adds features of edges to those of their sources; "
+                "give a row for each edge, or use GINConv."
+            )
+        if not isinstance(edge_attr, Tensor):
+            raise DtypeError(f"edge_attr is a {type(edge_attr).__name__}: give a torch.Tensor.")
+        nnz = ends.tensors.nnz
+        if edge_attr.dim() != 2 or edge_attr.shape[0] != nnz:
+            mend = ", edge_attr[:, None] for instance" * (edge_attr.dim() == 1)
+            raise ShapeError(
+                f"edge_attr has shape {tuple(edge_attr.shape)} but the graph stores {nnz} entries: "
+                f"give a row for each edge{mend}."
+            )
+        if self.lin is not None:
+            return mapped(self.lin, edge_attr, "edge_attr")
+        width = ends.source.shape[-1]
+        if edge_attr.shape[1] != width:
+            name = "x" if ends.alike else "x[0]"
+            raise ShapeError(
+                f"edge_attr has {edge_attr.shape[1]} features but {name} has {width}: give both "
+                f"the same, or the layer edge_dim={edge_attr.shape[1]}, which maps them."
+            )
+        check_beside("edge_attr", edge_attr, ends.source)
+        return as_autocast(edge_attr)
+
+
+def _width_of(nn: Any) -> int:
+    """Return the number of features that a network takes, as its first part tells."""
+    first = nn[0] if isinstance(nn, Sequential) and len(nn) else nn
+    width = getattr(first, "in_features", getattr(first, "in_channels", None))
+    if width is None:
+        raise ShapeError(
+            f"edge_dim is given but nn begins with a {type(first).__name__}, which does not tell "
+            "how many features it takes: begin with a linear map, or map edge_attr yourself."
+        )
+    check_counts(**{"nn's in_features": width})
+    return int(width)
+
+
+def check_fit(nn: Module, x: Tensor) -> None:
+    """Check that ``nn`` can take features like ``x``, where a linear map comes first."""
+    while calls_forward_alone(nn, Sequential) and len(nn):  # type: ignore[arg-type]
+        nn = nn[0]  # type: ignore[index]
+    args = read_map(nn) if isinstance(nn, Linear) else None
+    if args is not None:
+        width = args[0].shape[1]
+        if x.shape[-1] != width:
+            raise ShapeError(
+                f"x has {x.shape[-1]} features but nn takes {width}: give (n, {width})."
+            )
+        check_beside("x", x, args[0])
+
+
+def _reset(module: Module) -> None:
+    """Reset the module itself if it can, else its children, as PyG does."""
+    if hasattr(module, "reset_parameters"):
+        module.reset_parameters()  # type: ignore[operator]
+        return
+    for child in module.children():
+        _reset(child)

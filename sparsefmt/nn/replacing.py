@@ -2,28 +2,24 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import Linear, Module, Parameter
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import is_lazy
 
 from ..errors import DtypeError, SparseFmtError
 from ..model.pyg_layers import against_pyg_layer, layer_of_pyg
 from ._passing import REDUCTIONS
-from .agnn import AGNNConv
-from .gat import GATConv
-from .gatv2 import GATv2Conv
+from .gat import GATConv, GATv2Conv
 from .gcn import GCNConv
-from .gin import GINConv
-from .gine import GINEConv
+from .gin import GINConv, GINEConv
 from .rgcn import FastRGCNConv, RGCNConv
 from .sage import SAGEConv
-from .sg import SGConv
-from .tag import TAGConv
-from .transformer import TransformerConv
+from .sg import SGConv, TAGConv
+from .transformer import AGNNConv, TransformerConv
 
 #: By their names, which are PyG's.
 _LAYERS: dict[str, type[Module]] = {
@@ -97,14 +93,10 @@ def replace_layers(model: Module) -> Replacement:
     """
     if not isinstance(model, Module):
         raise DtypeError(f"model is a {type(model).__name__}: give a torch.nn.Module.")
-    if layer_of_pyg(model) is not None:
-        new, why = _exchanged(model)
-        name = type(model).__name__
-        if new is None:
-            return Replacement(model, left={"": f"{name}: {why}"})
-        return Replacement(new, replaced={"": name}, remarks={"": why} if why else {})
     report, results = Replacement(model), dict[int, tuple[Module | None, str]]()
-    for prefix, parent in [*model.named_modules()]:
+    top = Module()
+    top._modules[""] = model  # so that a model that is one layer has a parent too
+    for prefix, parent in [("", top), *model.named_modules()]:
         for key, child in [*parent._modules.items()]:
             kind = None if child is None else layer_of_pyg(child)
             if child is None or kind is None:
@@ -115,11 +107,11 @@ def replace_layers(model: Module) -> Replacement:
             made, why = results[id(child)]
             if made is None:
                 report.left[name] = f"{kind}: {why}"
-            else:
-                parent._modules[key] = made
-                report.replaced[name] = kind
-                report.remarks.update({name: why} if why else {})
-    return report
+                continue
+            parent._modules[key] = made
+            report.replaced[name] = kind
+            report.remarks.update({name: why} if why else {})
+    return replace(report, model=cast(Module, top._modules[""]))
 
 
 def _exchanged(layer: Any) -> tuple[Module | None, str]:
@@ -127,7 +119,13 @@ def _exchanged(layer: Any) -> tuple[Module | None, str]:
     kind = _LAYERS.get(type(layer).__name__)
     if kind is None and type(layer).__module__.startswith("torch_geometric."):
         return None, "sparsefmt.nn has no such layer"
-    why = against_pyg_layer(layer) or _against_cache(layer) or _against_aggregation(layer)
+    why = against_pyg_layer(layer)
+    if not why and any(
+        value is not None for name, value in vars(layer).items() if name.startswith("_cached_")
+    ):
+        why = "it has cached its graph; replace layers before the first call, or call its "
+        why += "reset_parameters, which draws new weights too"
+    why = why or _against_aggregation(layer)
     if why or kind is None:
         return None, why
     try:
@@ -138,24 +136,11 @@ def _exchanged(layer: Any) -> tuple[Module | None, str]:
     if hasattr(layer, "nn"):
         made.nn = layer.nn
     why = _share(layer, made)
-    return (None, why) if why else (made.train(layer.training), _remark(made))
-
-
-def _remark(made: Module) -> str:
-    """Return what the new layer refuses that PyG's ignores."""
+    if why:
+        return None, why
     if isinstance(made, GATConv | GATv2Conv | TransformerConv) and made.edge_dim is None:
-        return "which refuses edge_attr as its edge_dim is None: call it without (PyG's ignores it)"
-    return ""
-
-
-def _against_cache(layer: Any) -> str:
-    """Return why a layer that has cached its graph stays, or an empty text."""
-    if all(one is None for name, one in vars(layer).items() if name.startswith("_cached_")):
-        return ""
-    return (
-        "it has cached its graph; replace layers before the first call, or call its "
-        "reset_parameters, which draws new weights too"
-    )
+        why = "which refuses edge_attr as its edge_dim is None: call it without (PyG's ignores it)"
+    return made.train(layer.training), why
 
 
 def _against_aggregation(layer: Any) -> str:
@@ -185,11 +170,7 @@ def _options(layer: Any) -> dict[str, Any]:
     takes = inspect.signature(type(layer)).parameters.values()
     names = [one.name for one in takes if one.kind is one.POSITIONAL_OR_KEYWORD]
     names += ["aggr", "flow", "node_dim", "decomposed_layers"]
-    return {name: _READ.get(name, _attribute(name))(layer) for name in names}
-
-
-def _attribute(name: str) -> Callable[[Any], Any]:
-    return lambda layer: getattr(layer, name)
+    return {name: _READ[name](layer) if name in _READ else getattr(layer, name) for name in names}
 
 
 def _bias(layer: Any) -> bool:
@@ -200,13 +181,6 @@ def _bias(layer: Any) -> bool:
     return owner.bias is not None
 
 
-def _edge_dim(layer: Any) -> int | None:
-    """Return the width of rows of edges; GINE keeps it with its map."""
-    if hasattr(layer, "edge_dim"):
-        return cast(int | None, layer.edge_dim)
-    return None if layer.lin is None else int(layer.lin.in_channels)
-
-
 def _network(layer: Any) -> Module:
     """Build a network in the place of the layer's, which a constructor would reset."""
     edges = getattr(layer, "lin", None)
@@ -214,14 +188,20 @@ def _network(layer: Any) -> Module:
 
 
 def _root_weight(layer: Any) -> bool:
+    """Return True if a layer maps a vertex's own features."""
     option = getattr(layer, "root_weight", None)
     return layer.root is not None if option is None else bool(option)
 
 
+#: Options that a layer of PyG keeps under another name, or with a map.
 _READ: dict[str, Callable[[Any], Any]] = {
     "bias": _bias,
-    "edge_dim": _edge_dim,
-    "eps": _attribute("initial_eps"),
+    "edge_dim": lambda layer: (
+        layer.edge_dim
+        if hasattr(layer, "edge_dim")
+        else layer.lin and int(layer.lin.in_channels)  # GINE keeps it with its map
+    ),
+    "eps": lambda layer: layer.initial_eps,
     "nn": _network,
     "root_weight": _root_weight,
     "train_eps": lambda layer: isinstance(layer.eps, Parameter),
@@ -232,29 +212,18 @@ _READ: dict[str, Callable[[Any], Any]] = {
 
 def _share(layer: Module, made: Module) -> str:
     """Move the tensors of a layer to the places of another; return what has no place."""
-    given: dict[str, Tensor] = dict(layer.named_parameters(remove_duplicate=False))
-    given |= dict(layer.named_buffers(remove_duplicate=False))
-    for name, tensor in given.items():
+    tensors: dict[str, Tensor] = dict(layer.named_parameters(remove_duplicate=False))
+    tensors |= dict(layer.named_buffers(remove_duplicate=False))
+    owners = dict(made.named_modules(remove_duplicate=False))
+    for name, tensor in tensors.items():
         owner, _, leaf = name.rpartition(".")
-        try:
-            places = _places(made.get_submodule(owner), leaf)
-        except AttributeError:
-            places = None
-        if places is None or not _fits(places[leaf], tensor):
+        module = owners.get(owner, Module())
+        stores: tuple[dict[str, Any], ...] = module._parameters, module._buffers
+        places = [store for store in stores if store.get(leaf) is not None]
+        if not places or not (
+            is_lazy(tensor) or is_lazy(places[0][leaf]) or places[0][leaf].shape == tensor.shape
+        ):
             return f"{name} has no place of its shape in the new layer"
-        places[leaf] = tensor
+        places[0][leaf] = tensor
     lost = [name for name, one in made.named_parameters() if one.is_meta]
     return f"the new layer has parameters of its own, {', '.join(lost)}" if lost else ""
-
-
-def _places(owner: Module, leaf: str) -> dict[str, Any] | None:
-    places: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
-    return next((place for place in places if leaf in place), None)
-
-
-def _fits(place: Tensor | None, tensor: Tensor) -> bool:
-    """Return True if a tensor may take that place; one without a width yet may."""
-    unknown = isinstance(tensor, UninitializedParameter) or isinstance(
-        place, UninitializedParameter
-    )
-    return place is not None and (unknown or place.shape == tensor.shape)

@@ -11,13 +11,14 @@ from ..autograd import maxk_aggregate, spmm
 from ..autograd.layers import sage_convolution
 from ..autograd.maps import read_map
 from ..autograd.plain import is_plain
-from ..autograd.tensors.prepare import GraphLike, graph_tensors
-from ..autograd.tensors.shared import Shared, local_of
+from ..autograd.tensors.prepare import GraphLike
+from ..autograd.tensors.shared import Shared
 from ..errors import ShapeError
+from ..graph.graph import Graph
 from ._inputs import Ends, check_counts, check_edge_weight, check_flags, in_pair
 from ._loops import gathered, over_vertices, width_of
-from ._maps import called, check_map, draw_map, linear_map, product_and_bias, settle
-from ._passing import FORWARD, MEAN, SUM, Convolution, PartOptions, check_aggr_kwargs, plus
+from ._maps import ReadMap, called, check_map, draw_map, linear_map, product_and_bias, settle
+from ._passing import MEAN, SUM, Convolution, PartOptions, check_aggr_kwargs, plus
 
 
 class SAGEConv(Convolution):
@@ -62,6 +63,7 @@ class SAGEConv(Convolution):
     _reductions_known = ("sum", "mean", "max", "min")
     _takes_all = True
     _of_parts = (SUM, MEAN)
+    _usual = MEAN
 
     def __init__(
         self,
@@ -144,21 +146,22 @@ class SAGEConv(Convolution):
             if y is not None:
                 return y
             if isinstance(x, Tensor) and self._is_usual():
-                y = self._in_one_node(x, self._graph(x, edge_index))
+                graph = self._graph(x, edge_index)
+                y = self._in_one_node(x, graph) if type(graph) is Graph else None
             if y is not None:
                 return normalize(y, dim=-1) if self.normalize else y
         ends = self._between(x, edge_index, size)
-        check_edge_weight(edge_weight, graph_tensors(local_of(ends.graph)))
-        self._fit(ends)
-        y = self._of_neighbours(ends, edge_weight)
+        if edge_weight is not None:
+            check_edge_weight(edge_weight, ends.tensors)
+        neighbours, own = self._fit(ends)
+        y = self._of_neighbours(ends, edge_weight, neighbours)
         if self.root_weight and ends.target is not None:
-            y = self._plus_own(y, ends.target)
+            y = self._plus_own(y, ends.target, neighbours, own)
         return normalize(y, dim=-1) if self.normalize else y
 
-    def _plus_own(self, y: Tensor, x: Tensor) -> Tensor:
+    def _plus_own(self, y: Tensor, x: Tensor, neighbours: ReadMap, own: ReadMap) -> Tensor:
         """Add the map of the targets' own features, into ``y`` if only this layer has seen it."""
-        own = read_map(self.lin_r)
-        unseen = self.k is None and read_map(self.lin_l) is not None
+        unseen = self.k is None and neighbours is not None
         if unseen and own is not None and own[1] is None and y.dim() == x.dim() == 2:
             if y.dtype == x.dtype == own[0].dtype:  # autocast makes them differ
                 return y.addmm_(x, own[0].t())
@@ -166,13 +169,7 @@ class SAGEConv(Convolution):
 
     def _is_usual(self) -> bool:
         """Return True if all options that need other code are as they are by default."""
-        return (
-            self._is_whole()
-            and self.root_weight
-            and not self.project
-            and self.flow == FORWARD
-            and self._reductions == MEAN
-        )
+        return super()._is_usual() and self.root_weight and not self.project
 
     def _in_one_node(self, x: Tensor, graph: GraphLike) -> Tensor | None:
         """Run what comes before ``normalize`` as one node of autograd's; None if it may not."""
@@ -186,17 +183,20 @@ class SAGEConv(Convolution):
             return None
         return sage_convolution(graph, x, weight, bias, own_weight)
 
-    def _fit(self, ends: Ends) -> None:
-        """Check the features of both ends, for which lazy maps make their parameters."""
+    def _fit(self, ends: Ends) -> tuple[ReadMap, ReadMap]:
+        """Check the features of both ends, for which lazy maps make their parameters; read maps."""
         names = ("x", "x") if ends.alike else ("x[0]", "x[1]")
+        own = None
         if self.project:
             check_map(self.lin, ends.source, names[0])
         if self._reductions:
-            check_map(self.lin_l, ends.source, names[0], len(self._reductions))
+            neighbours = check_map(self.lin_l, ends.source, names[0], len(self._reductions))
         else:
             settle(self.lin_l, self._width_of_neighbours(ends.source.shape[-1]))
+            neighbours = read_map(self.lin_l)
         if self.root_weight and ends.target is not None:
-            check_map(self.lin_r, ends.target, names[1])
+            own = check_map(self.lin_r, ends.target, names[1])
+        return neighbours, own
 
     def _width_of_neighbours(self, width: int) -> int:
         """Return the width behind the aggregation: of each reduction, or as PyG's module tells."""
@@ -204,7 +204,7 @@ class SAGEConv(Convolution):
             return width * len(self._reductions)
         return width_of(self.aggr_module, width)
 
-    def _of_neighbours(self, ends: Ends, edge_weight: Tensor | None) -> Tensor:
+    def _of_neighbours(self, ends: Ends, edge_weight: Tensor | None, lin: ReadMap) -> Tensor:
         """Aggregate the features of sources and map them, with the bias."""
         graph, source, width = ends.graph, ends.source, self._width()
         if self.project:
@@ -226,7 +226,6 @@ class SAGEConv(Convolution):
             return self._aggregate(graph, h, width, edge_weight, **options)
 
         if isinstance(graph, Shared) and self._reductions in self._of_parts:
-            lin = read_map(self.lin_l)
             if lin is not None and graph.maps_first(source, self.out_channels):
                 h, reduction = linear(source, lin[0]), self._reductions[0]
                 return plus(over_vertices(lambda h: reduced(h, reduction), h), lin[1])

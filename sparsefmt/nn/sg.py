@@ -1,14 +1,67 @@
-"""SGC's convolution: several steps along the edges, and one linear map."""
+"""SGC's and TAG's convolutions: several steps along the edges, and linear maps."""
 
-from typing import Unpack
+from collections.abc import Callable
+from typing import ClassVar, Unpack, cast
 
+import torch
 from torch import Tensor
+from torch.nn import Linear, ModuleList, Parameter, init
 
+from ..autograd import as_graph
 from ..autograd.tensors.prepare import GraphLike
-from ._inputs import check_flags
-from ._loops import HopConvolution
-from ._maps import called, draw_map, linear_map, mapped
-from ._passing import PassingOptions
+from ..errors import DtypeError, ShapeError
+from ._inputs import by_vertex, check_counts, check_flags, check_in_channels, check_input
+from ._loops import as_operands, gets_all_loops, hop, over_vertices
+from ._maps import called, check_map, draw_map, linear_map, mapped
+from ._passing import Passing, PassingOptions, plus
+
+
+class HopConvolution(Passing):
+    """A layer of ``K`` steps."""
+
+    _reductions_known = ("sum", "mean", "max", "min")
+    #: Computes the layer, of features, a graph and edge weights.
+    _computed: ClassVar[Callable[..., Tensor]]
+
+    def __init__(
+        self, in_channels: int, out_channels: int, K: int, **options: Unpack[PassingOptions]
+    ) -> None:
+        check_in_channels(in_channels)
+        check_counts(out_channels=out_channels)
+        super().__init__(**options)
+        if isinstance(K, bool) or not isinstance(K, int):
+            raise DtypeError(f"K is {K!r}: give an integer, 0 or more.")
+        if K < 0:
+            raise ShapeError(f"K is {K}: give 0 or more.")
+        self.in_channels, self.out_channels, self.K = in_channels, out_channels, K
+
+    def _shown(self) -> list[str]:
+        return [*super()._shown(), f"K={self.K}"]
+
+    def forward(
+        self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None = None
+    ) -> Tensor:
+        """Map (n, in_channels) to (n, out_channels); arguments and errors are those of ``GCNConv``.
+
+        ``x`` may not be sparse.
+        """
+        if self._plan is not None and edge_weight is None:
+            planned: Tensor | None = self._plan(self, x, edge_index)
+            if planned is not None:
+                return planned
+        return self._computed(x, edge_index, edge_weight)
+
+    def _steps(
+        self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None, fill: float | None
+    ) -> list[Callable[[Tensor], Tensor]]:
+        """Return the ``K`` steps, which share their factors, for features like ``x``."""
+        rows = by_vertex(x)
+        graph = self._turned(as_graph(edge_index, rows, name="edge_index"), edge_index)
+        tensors, column = check_input(x, graph, edge_index), rows.flatten(1)[:, :1]
+        column, weight = as_operands(graph, tensors, column, edge_weight)
+        options = {"reduction": self._reductions[0], "to_all": gets_all_loops(edge_index)}
+        step = hop(graph, tensors, weight, column.dtype, fill, **options)
+        return [lambda h: over_vertices(lambda rows: step(rows, None), h)] * self.K
 
 
 class SGConv(HopConvolution):
@@ -58,17 +111,8 @@ class SGConv(HopConvolution):
         draw_map(self.lin)
         self._cached_x: Tensor | None = None
 
-    def forward(
-        self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None = None
-    ) -> Tensor:
-        """Map (n, in_channels) to (n, out_channels); arguments and errors are those of ``GCNConv``.
-
-        ``x`` may not be sparse.
-        """
-        if self._plan is not None and edge_weight is None:
-            planned: Tensor | None = self._plan(self, x, edge_index)
-            if planned is not None:
-                return planned
+    def _computed(self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None) -> Tensor:
+        """Take all steps, and map what comes of them."""
         if self._cached_x is not None:
             return called(self.lin, self._cached_x.detach(), "x")
         fill = 1.0 if self.add_self_loops else 0.0
@@ -77,3 +121,65 @@ class SGConv(HopConvolution):
         if self.cached and self.K:
             self._cached_x = x
         return mapped(self.lin, x, "x")
+
+
+class TAGConv(HopConvolution):
+    """Topology adaptive graph convolution: ``y = sum_k (D^-1/2 A D^-1/2)^k x W_k + b``.
+
+    ``k`` runs from 0 to ``K``; ``D`` is the diagonal of the rows' sums of ``A``.
+
+    Parameters
+    ----------
+    in_channels, out_channels, K, bias, normalize
+        As in PyG; ``K`` may be 0.
+    aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
+        As for ``GCNConv``.
+
+    Raises
+    ------
+    DtypeError, ShapeError, UnsupportedError
+        As ``GCNConv``.
+
+    Notes
+    -----
+    TAGCN (arXiv 1710.10370), equation 5.
+    """
+
+    __module__ = "sparsefmt.nn"
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        K: int = 3,
+        bias: bool = True,
+        normalize: bool = True,
+        **options: Unpack[PassingOptions],
+    ) -> None:
+        super().__init__(in_channels, out_channels, K, **options)
+        check_flags(bias=bias, normalize=normalize)
+        self.normalize = normalize
+        self.lins = ModuleList(
+            linear_map(in_channels, out_channels, bias=False) for _ in range(K + 1)
+        )
+        self.bias = Parameter(torch.empty(out_channels)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights as ``torch.nn.Linear`` does, and set the bias to 0."""
+        for layer in self.lins:
+            draw_map(cast(Linear, layer))
+        if self.bias is not None:
+            init.zeros_(self.bias)
+
+    def _computed(self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None) -> Tensor:
+        """Map the features of each step, and add them up."""
+        steps = self._steps(x, edge_index, edge_weight, 0.0 if self.normalize else None)
+        first, *rest = self.lins
+        for layer in self.lins:
+            check_map(layer, x, "x")
+        y = called(first, x, "x")
+        for layer, step in zip(rest, steps, strict=True):
+            x = step(x)
+            y = y + called(layer, x, "x")
+        return plus(y, self.bias)

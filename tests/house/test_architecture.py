@@ -28,7 +28,7 @@ MAX_LINES = 500
 MAX_BODY = 60
 MAX_ARGUMENTS = 12
 #: Constructors that take what PyG's do, one by one.
-OF_PYG = ("sparsefmt.nn.gatv2.__init__",)
+OF_PYG = ("sparsefmt.nn.gat.__init__",)
 #: What rooms of ``ops`` take of one another, beside ``engine`` and ``matmul``.
 NEIGHBOURS = {
     "matmul": {"tiles"},

@@ -10,7 +10,7 @@ from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
 from sparsefmt import CSR, DeviceError, DtypeError, Graph, ShapeError, UnsupportedError  # noqa: E402
 from sparsefmt.autograd import prepare  # noqa: E402
-from sparsefmt.nn import AGNNConv, agnn  # noqa: E402
+from sparsefmt.nn import AGNNConv, transformer  # noqa: E402
 
 N, FEAT = 10, 5
 #: How often the loop of each vertex is stored.
@@ -26,7 +26,7 @@ LOOPS = {
 def way(request, monkeypatch):
     """In one pass, or of the three products that a graph with tiles takes."""
     composed = request.param == "composed"
-    monkeypatch.setattr(agnn, "has_tiles", lambda graph: composed)
+    monkeypatch.setattr(transformer, "has_tiles", lambda graph: composed)
     return request.param
 
 
