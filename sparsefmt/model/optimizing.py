@@ -23,7 +23,14 @@ from ..plan.calibration import constants_of
 from ..plan.planner import Plan
 from ..plan.rules import text_of
 from .composition import Composition, Settings
-from .decisions import Decision, TimedStep, decide_capture, decide_order, decide_tiles
+from .decisions import (
+    OVER_PROCESSES,
+    Decision,
+    TimedStep,
+    decide_capture,
+    decide_order,
+    decide_tiles,
+)
 from .layers import ADAPTERS, LayerPlan, against, type_name
 from .program import stamp
 from .pyg_layers import layer_of_pyg
@@ -233,7 +240,7 @@ def _planned(
         inputs=() if dist is not None else _weak(inputs),
     )
     if dist is not None:
-        return replace(result, **_NOT_OVER_PROCESSES)
+        return replace(result, **OVER_PROCESSES)
     if not (steps and inputs):
         return result
     step = TimedStep(
@@ -251,16 +258,6 @@ def _planned(
         tiling=decide_tiles(step),
         launching=decide_capture(step),
     )
-
-
-#: What is left as it is where processes share the graph: each of them would decide for itself.
-_NOT_OVER_PROCESSES: dict[str, Any] = {
-    "ordering": Decision(
-        "order of vertices", "stays, since processes share the graph: reorder it before it is cut"
-    ),
-    "tiling": Decision("tiles", "none, since processes share the graph"),
-    "launching": Decision("capture", "not decided, since processes share the graph"),
-}
 
 
 # Layers
