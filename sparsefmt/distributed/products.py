@@ -79,7 +79,7 @@ def dist_spmm(
             f"graph is a {type(graph).__name__}: give a DistGraph, or use autograd.spmm."
         )
     if graph.whole is not None:
-        _checked(graph, x, edge_weight, reduce)
+        _checked(graph, x, edge_weight, reduce, split=False)
         scales = {"row_scale": row_scale, "col_scale": col_scale}
         return spmm(graph.whole, x, edge_weight, reduce=reduce, **scales)
     weights = _agreed(graph, x, edge_weight, reduce, None, row_scale, col_scale)
@@ -180,9 +180,14 @@ def _agreed(
 
 
 def _checked(
-    graph: "DistGraph", x: Tensor, edge_weight: Tensor | None, reduce: str, *scales: Tensor | None
+    graph: "DistGraph",
+    x: Tensor,
+    edge_weight: Tensor | None,
+    reduce: str,
+    *scales: Tensor | None,
+    split: bool = True,
 ) -> Weights:
-    """Check features, the reduction, factors and the axes of edge weights, which are split."""
+    """Check features, the reduction and the axes of edge weights; then factors, and ``split``."""
     if reduce not in ("sum", "mean"):
         raise UnsupportedError(f"reduce is {reduce!r}: give 'sum' or 'mean'.")
     graph.check("x", x)
@@ -192,7 +197,7 @@ def _checked(
             f"edge: give ({graph.local.nnz},)."
         )
     args = [value for value in (edge_weight, *scales) if value is not None]
-    if not args or graph.whole is not None:
+    if not args or not split:
         return None, None
     return split_and_checked(graph, x, edge_weight, *scales)
 
