@@ -220,19 +220,17 @@ class _Entry:
         #: Empty once the tensor is gone.
         self.rows = alive = [rows]
         self.tensor = ref(_base_of(x), lambda _: alive.clear())
-        self.view = x.storage_offset(), x.shape, x.stride(), x.dtype
-        self.version, self.place = x._version, x.data_ptr()
+        self.view, self.state = _view_of(x), (x._version, x.data_ptr())
         self.stream: Any = torch.cuda.current_stream(rows.device) if rows.is_cuda else None
         self.made: Any = None if self.stream is None else self.stream.record_event()
 
     def is_of(self, x: Tensor) -> bool:
         """Return True if the rows are or were those of this tensor."""
-        view = x.storage_offset(), x.shape, x.stride(), x.dtype
-        return self.tensor() is _base_of(x) and self.view == view
+        return self.tensor() is _base_of(x) and self.view == _view_of(x)
 
     def is_current(self, x: Tensor) -> bool:
         """Return True if the rows are still those of this tensor."""
-        return self.is_of(x) and self.version == x._version and self.place == x.data_ptr()
+        return self.is_of(x) and self.state == (x._version, x.data_ptr())
 
     def read(self) -> Tensor:
         """Return the rows to the current stream, which waits for the one that made them."""
@@ -248,6 +246,11 @@ class _Entry:
 def _base_of(x: Tensor) -> Tensor:
     """Return the tensor that lives as long as the memory of ``x`` is this one's."""
     return x if x._base is None else x._base
+
+
+def _view_of(x: Tensor) -> tuple[Any, ...]:
+    """Return what tells views of one tensor apart."""
+    return x.storage_offset(), x.shape, x.stride(), x.dtype
 
 
 @dataclass(eq=False)

@@ -89,11 +89,10 @@ def dist_spmm(
     if col_scale is not None:
         x, col_scale, of_halo = _scaled(graph, x, col_scale)
     rows = graph.mean_scale(x, row_scale) if reduce == "mean" else row_scale
-    scales = [scale for scale in (rows, col_scale) if scale is not None]
-    # Then a kernel takes the scales as they are: constants in the dtype of x.
-    together = edge_weight is None and x.dtype.itemsize >= 4
-    if [scale for scale in scales if scale.requires_grad or scale.dtype is not x.dtype]:
-        together = False
+    factors = [factor for factor in (rows, col_scale) if factor is not None]
+    # A kernel takes factors as they are if they are constants in the dtype of x.
+    others = [factor for factor in factors if factor.requires_grad or factor.dtype is not x.dtype]
+    together = edge_weight is None and x.dtype.itemsize >= 4 and not others
     if together and x.requires_grad:
         y: Tensor = _Product.apply(x, graph, rows, col_scale, of_halo)  # type: ignore[no-untyped-call]
         return y

@@ -212,7 +212,7 @@ def decide_capture(step: TimedStep) -> Decision:
 
 
 #: What is left as it is where processes share the graph: each of them would decide for itself.
-OVER_PROCESSES = {
+OVER_PROCESSES: dict[str, Any] = {
     "ordering": _ORDER("stays, since processes share the graph: reorder it before it is cut"),
     "tiling": _TILES("none, since processes share the graph"),
     "launching": _CAPTURE("not decided, since processes share the graph"),

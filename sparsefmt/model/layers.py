@@ -18,12 +18,13 @@ from ..autograd.tensors.shared import Shared, is_square, local_of, n_sources, sh
 from ..graph.graph import Graph
 from ..plan import models
 from ..plan.expression import Expression
-from .composition import MAX_PLANS, Code, Composition, Planned, Settings, modes, number_of
+from .composition import MAX_PLANS, Code, Composition, Own, Planned, Settings, modes, number_of
 from .program import FUNCTIONS, Attention, Functions, Values, is_stamped, stamp
 
 GraphOrShared = Graph | Shared
 #: Of a layer, a graph, a dtype, and whether vertices with a loop get another one too.
 Matrices = Callable[[Any, Any, torch.dtype, bool], Values | None]
+_NO_COMPOSITION = Own()
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,7 @@ class Adapter:
     maps: Callable[[Any], dict[str, Any]]  #: linear maps by their weights' names, of one shape
     suits: Callable[[Any], bool]  #: whether the layer's options are those of the expression
     bias_of: str = ""  #: the map whose bias is added to the product; the layer's own without
-    default: str = ""  #: the composition that the layer has by itself
-    narrowing: str = ""  #: and where it maps features before it aggregates them
-    over_processes: tuple[str, str] = ("", "")  #: as of a ``Composition``
+    own: Own = _NO_COMPOSITION
     #: Whether over processes only its own code serves features without a gradient: they travel
     #: once, and no scores do.
     sends_once: bool = False
@@ -60,13 +59,8 @@ class LayerPlan:
     def __init__(self, layer: Module, settings: Settings) -> None:
         self.kind, self.adapter = type(layer), ADAPTERS[type_name(type(layer))]
         self.options = self.adapter.options(layer)
-        self.composition = Composition(
-            self.adapter.expression(layer),
-            self.adapter.default,
-            settings,
-            self.adapter.narrowing,
-            self.adapter.over_processes,
-        )
+        expression = self.adapter.expression(layer)
+        self.composition = Composition(expression, self.adapter.own, settings)
         self.left: set[Any] = set()  #: kinds of calls for which the layer's own code is chosen
 
     def __getstate__(self) -> dict[str, Any]:
@@ -81,6 +75,7 @@ class LayerPlan:
         """Read the state, without plans, which the next call makes."""
         vars(self).update(state, left=set())
         self.adapter = ADAPTERS[type_name(self.kind)]
+        self.composition.own = self.adapter.own  # which earlier pickles lack
 
     def __call__(self, layer: Module, x: Any, edge_index: Any) -> Tensor | None:
         """Compute a layer by its composition; return None where its own code is to run."""
@@ -113,8 +108,16 @@ class LayerPlan:
         return number_of(graph), x.shape, x.dtype, x.device, x.requires_grad, *modes(x), stays
 
     def serves(self, layer: Module, x: Any) -> bool:
-        """Return True if the layer is as it was planned, and the call is eager."""
-        return _is_eager(x) and self.adapter.options(layer) == self.options and not against(layer)
+        """Return True if the layer is as it was planned, and x a matrix of floats; no autocast."""
+        return (
+            type(x) in (Tensor, Parameter)
+            and x.dim() == 2
+            and x.layout is torch.strided
+            and x.is_floating_point()
+            and not torch.is_autocast_enabled(x.device.type)
+            and self.adapter.options(layer) == self.options
+            and not against(layer)
+        )
 
     def graph_of(self, layer: Module, x: Tensor, edge_index: Any) -> GraphOrShared | None:
         """Return the graph behind an argument of the layer; None of what cannot be planned."""
@@ -194,17 +197,6 @@ class PlannedLayer:
         if type_name(type(self.layer)) in ADAPTERS:
             self.layer._plan = LayerPlan(self.layer, self.composition.settings)
         return self.layer.forward(*args, **kwargs)
-
-
-def _is_eager(x: Any) -> bool:
-    """Return True if x is a matrix of floats, of no subclass, and there is no autocast."""
-    return (
-        type(x) in (Tensor, Parameter)
-        and x.dim() == 2
-        and x.layout is torch.strided
-        and x.is_floating_point()
-        and not torch.is_autocast_enabled(x.device.type)
-    )
 
 
 def against(layer: Module) -> str:
@@ -355,6 +347,8 @@ def _sums(layer: Any) -> bool:
     return bool(layer._reductions == ("sum",) and layer.flow == "source_to_target")
 
 
+_SAGE = "(D·A·(H·W)) + (H·V)", "((D·A·H)·W) + (H·V)"
+_GAT = "attention((H·W)·a, (H·W)·b)·(H·W)"
 #: Layers by their classes' names: they are above, in ``nn``, and ask for their plans.
 ADAPTERS: dict[str, Adapter] = {
     "sparsefmt.nn.GCNConv": Adapter(
@@ -362,8 +356,7 @@ ADAPTERS: dict[str, Adapter] = {
         matrices=_with_loops,
         maps=lambda layer: {"W": layer.lin},
         suits=lambda layer: layer._is_usual() and not layer.cached,
-        default="D·A·D·(H·W)",
-        over_processes=("D·A·D·(H·W)", "(D·A·D·H)·W"),
+        own=Own("D·A·D·(H·W)", over_processes=("D·A·D·(H·W)", "(D·A·D·H)·W")),
     ),
     "sparsefmt.nn.SAGEConv": Adapter(
         expression=lambda layer: models.sage(models.features()),
@@ -375,9 +368,7 @@ ADAPTERS: dict[str, Adapter] = {
         graph=lambda layer, x, edge_index: layer._graph(x, edge_index),
         bias_of="W",
         suits=lambda layer: layer._is_usual() and not layer.normalize,
-        default="((D·A·H)·W) + (H·V)",
-        narrowing="(D·A·(H·W)) + (H·V)",
-        over_processes=("(D·A·(H·W)) + (H·V)", "((D·A·H)·W) + (H·V)"),
+        own=Own(*_SAGE[::-1], over_processes=_SAGE),
     ),
     "sparsefmt.nn.GINConv": Adapter(
         expression=lambda layer: models.gin(models.features()),
@@ -387,9 +378,7 @@ ADAPTERS: dict[str, Adapter] = {
         bias_of="W",
         rest=lambda layer: list(layer.nn)[1:] if type(layer.nn) is Sequential else [],
         suits=lambda layer: layer._is_usual(),
-        default="(B·H)·W",
-        narrowing="B·(H·W)",
-        over_processes=("(B·H)·W", "(B·H)·W"),
+        own=Own("(B·H)·W", "B·(H·W)", ("(B·H)·W",) * 2),
     ),
     "sparsefmt.nn.GATConv": Adapter(
         expression=lambda layer: models.gat(models.features(), opened=True),
@@ -401,8 +390,7 @@ ADAPTERS: dict[str, Adapter] = {
             and (layer.heads, layer.edge_dim, layer.res) == (1, None, None)
             and layer.lin is not None
         ),
-        default="attention((H·W)·a, (H·W)·b)·(H·W)",
-        over_processes=("attention((H·W)·a, (H·W)·b)·(H·W)", "attention((H·W)·a, (H·W)·b)·(H·W)"),
+        own=Own(_GAT, over_processes=(_GAT, _GAT)),
         sends_once=True,
         functions=_attention,
     ),

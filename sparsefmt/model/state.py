@@ -4,10 +4,10 @@ import dis
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -82,7 +82,7 @@ def holdings(step: Callable[..., Any] | None, state: Iterable[Any] = ()) -> Hold
         If the code of ``step`` calls a clock or a generator of Python's or NumPy's, too many
         functions to be read, or names a container of too many modules.
     """
-    walk = _Walk()
+    walk = _Walk(getattr(step, "__module__", None) or "")
     for value in state:
         walk.add(value, 0)
     if step is not None:
@@ -99,22 +99,37 @@ def holdings(step: Callable[..., Any] | None, state: Iterable[Any] = ()) -> Hold
 
 
 class _Walk:
-    """A walk through values, and through the code of functions among them."""
+    """A walk through values, and through what the code of functions among them may read.
 
-    def __init__(self) -> None:
+    Code reads globals, class attributes and variables of closures; a function that it calls is read
+    too, a library's is not.
+    """
+
+    def __init__(self, package: str) -> None:
         self.result = Holdings()
         self.seen: dict[int, Any] = {}
         self._code: list[Any] = []  # functions and classes to be read
+        self._read: set[Any] = set()  #: functions that were
+        self._named: dict[tuple[int, str], Any] = {}  # values by namespace and name
+        self._cells: list[Any] = []
+        self._defaults: list[Any] = []
+        self._spaces: dict[int, tuple[Any, Mapping[str, Any]]] = {}  # of classes and modules
+        self._used: set[str] = set()  # as global names and attributes
+        self._package = {package.partition(".")[0]} - KNOWN
+        self._place = "the forward"
 
     def read(self, step: Any) -> None:
         """Add what the code of a function names, and so on from there."""
-        names = Names(getattr(step, "__module__", None) or "")
         self.add(step, 0)
-        n_read = -1
+        size = -1
         try:
-            while n_read != (n_read := len(self._code)) or names.read(()):
-                names.read(self._code)
-                for value in [*names.values()]:
+            while size != (size := len(self._code) + len(self._named) + len(self._spaces)):
+                for value in [*self._code]:
+                    self._see(value)
+                for _, space in [*self._spaces.values()]:
+                    for name in self._used & space.keys():
+                        self._name(space, name)
+                for value in (*self._named.values(), *self._cells, *self._defaults):
                     self.add(value, 0)
         except UnsupportedError as error:
             raise UnsupportedError(
@@ -165,74 +180,13 @@ class _Walk:
         self._code.append(type(value))
         return [*vars(value).values()]
 
-
-def _items(values: list[Any]) -> list[Any]:
-    """Return at most MAX_ITEMS items; raise if a later one is a module or optimizer."""
-    if any(isinstance(value, Module | Optimizer) for value in values[MAX_ITEMS:]):
-        raise UnsupportedError(f"a container has {len(values)} items, more than {MAX_ITEMS}.")
-    return values[:MAX_ITEMS]
-
-
-def attributes(module: Module) -> dict[str, Any]:
-    """Return the attributes that a module has beside those of every module."""
-    return {name: value for name, value in vars(module).items() if name not in OF_MODULES}
-
-
-def _is_library_module(module: Module) -> bool:
-    """Return True for torch's modules and layers of libraries, whose code is not read."""
-    kind = type(module)
-    if issubclass(kind, Sequential | ModuleList | ModuleDict):
-        return False
-    layer = any(base.__module__.startswith(LAYERS) for base in kind.__mro__)
-    return layer or kind.__module__.startswith(LIBRARIES)
-
-
-# Code
-
-
-class Names:
-    """The globals, class attributes and variables of closures that code may read."""
-
-    def __init__(self, package: str) -> None:
-        self._names: dict[tuple[int, str], tuple[Mapping[str, Any], str]] = {}
-        self._cells: dict[int, Any] = {}
-        self._defaults: list[Any] = []
-        self._functions: dict[FunctionType, None] = {}
-        self._spaces: dict[int, tuple[Any, Mapping[str, Any]]] = {}
-        self._used: set[str] = set()  # as global names and attributes
-        self._package = {package.partition(".")[0]} - KNOWN
-        self._place = "the forward"
-
-    def values(self) -> Iterator[Any]:
-        """Yield each value as it is now."""
-        for space, name in self._names.values():
-            yield space.get(name, _MISSING)
-        for cell in self._cells.values():
-            try:
-                yield cell.cell_contents
-            except ValueError:  # not bound yet
-                yield _MISSING
-        yield from self._defaults
-
-    def read(self, objects: Iterable[Any]) -> bool:
-        """Read the code of functions and classes and of what it calls; return True if it grew."""
-        before = len(self._names), len(self._cells), len(self._defaults)
-        for value in objects:
-            self._see(value)
-        size = -1
-        while size != (size := len(self._names) + len(self._spaces)):
-            for _, space in [*self._spaces.values()]:
-                for name in self._used & space.keys():
-                    self._name(space, name)
-        return before != (len(self._names), len(self._cells), len(self._defaults))
-
     def _name(self, space: Mapping[str, Any], name: str) -> None:
-        if (id(space), name) not in self._names:
-            self._names[id(space), name] = space, name
+        if (id(space), name) not in self._named:
+            self._named[id(space), name] = space[name]
             self._see(space[name])
 
     def _see(self, value: Any) -> None:
-        if len(self._functions) + len(self._spaces) > MAX_READ:
+        if len(self._read) + len(self._spaces) > MAX_READ:
             raise UnsupportedError(f"{self._place} calls more functions than can be compared.")
         self._refuse_changing(value)
         if isinstance(value, _WRAPPERS):
@@ -242,8 +196,8 @@ class Names:
         elif isinstance(value, partial):
             self._see(value.func)
         elif isinstance(value, FunctionType):
-            if value not in self._functions and not self._is_library(value):
-                self._functions[value] = None
+            if value not in self._read and not self._is_library(value):
+                self._read.add(value)
                 self._function(value, value.__code__)
         elif isinstance(value, type):
             for cls in value.__mro__:
@@ -265,8 +219,7 @@ class Names:
             if isinstance(inner, CodeType):
                 self._function(function, inner)
         if code is function.__code__:
-            for cell in function.__closure__ or ():
-                self._cells[id(cell)] = cell
+            self._cells += [cell_contents(cell) for cell in function.__closure__ or ()]
             self._defaults += [*(function.__defaults__ or ())]
             self._defaults += [*(function.__kwdefaults__ or {}).values()]
 
@@ -315,6 +268,35 @@ class Names:
             return True
         file = getattr(sys.modules.get(name), "__file__", None) or ""
         return root not in self._package and ("site-packages" in file or "dist-packages" in file)
+
+
+def _items(values: list[Any]) -> list[Any]:
+    """Return at most MAX_ITEMS items; raise if a later one is a module or optimizer."""
+    if any(isinstance(value, Module | Optimizer) for value in values[MAX_ITEMS:]):
+        raise UnsupportedError(f"a container has {len(values)} items, more than {MAX_ITEMS}.")
+    return values[:MAX_ITEMS]
+
+
+def attributes(module: Module) -> dict[str, Any]:
+    """Return the attributes that a module has beside those of every module."""
+    return {name: value for name, value in vars(module).items() if name not in OF_MODULES}
+
+
+def _is_library_module(module: Module) -> bool:
+    """Return True for torch's modules and layers of libraries, whose code is not read."""
+    kind = type(module)
+    if issubclass(kind, Sequential | ModuleList | ModuleDict):
+        return False
+    layer = any(base.__module__.startswith(LAYERS) for base in kind.__mro__)
+    return layer or kind.__module__.startswith(LIBRARIES)
+
+
+def cell_contents(cell: CellType) -> Any:
+    """Return what a variable of a closure is bound to, None before it is."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
 
 
 # Copies
@@ -386,7 +368,7 @@ def _fill(place: Any, before: Any) -> None:
 
 
 class Randomness:
-    """The states of the generators of Python, NumPy and torch on the CPU, and of others given."""
+    """The states of the generators of Python, NumPy and torch on the CPU, and of more."""
 
     def __init__(self, generators: Iterable[torch.Generator] = ()) -> None:
         self._generators = [torch.default_generator, *generators]
@@ -404,12 +386,16 @@ class Randomness:
         for generator, state in zip(self._generators, states, strict=True):
             generator.set_state(state)
 
-    def is_same(self) -> bool:
-        """Return True if nothing was drawn since."""
+    def was_drawn_on_host(self) -> bool:
+        """Return True if a generator of the CPU has drawn since."""
         (python, numpy, states), now = self._before, self._now()
-        alike = np.array_equal(numpy[1], now[1][1]) and numpy[2:] == now[1][2:]
-        pairs = zip(states, now[2], strict=True)
-        return python == now[0] and alike and all(torch.equal(a, b) for a, b in pairs)
+        pairs = zip(self._generators, states, now[2], strict=True)
+        return (
+            python != now[0]
+            or not np.array_equal(numpy[1], now[1][1])
+            or numpy[2:] != now[1][2:]
+            or any(g.device.type == "cpu" and not torch.equal(a, b) for g, a, b in pairs)
+        )
 
 
 # Comparisons

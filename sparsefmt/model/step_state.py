@@ -3,7 +3,7 @@
 import dis
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from types import CellType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from ..errors import DeviceError, UnsupportedError
-from .state import Holdings, Randomness, is_graph
+from .state import Holdings, Randomness, cell_contents, is_graph
 
 #: Attributes that are numbers or text: a dropout's ``p``, and what users count.
 PLAIN = bool | int | float | str
@@ -64,9 +64,8 @@ class State:
             (p, p.grad, None if p.grad is None else p.grad.detach().clone())
             for _, p in self.parameters
         ]
-        self._drawn = [(g, g.get_state()) for g in self.generators()]
-        on_host = [g for g in holdings.generators if g.device.type == "cpu" != device.type]
-        self._randomness = Randomness(on_host)
+        on_host = [g for g in holdings.generators if g.device.type == "cpu"]
+        self._randomness = Randomness([*self.generators(), *on_host])
         self._attributes = [Attributes(one) for one in (*self.modules, *holdings.schedulers)]
         self._settings = Settings(holdings.optimizers, device)
 
@@ -145,8 +144,6 @@ class State:
                     for key, value in self.made[number].items():
                         first: Any = FIRST.get(key, 0.0)
                         value.fill_(group["lr"] if first == "lr" else first)
-        for generator, drawn in self._drawn:
-            generator.set_state(drawn)
         self._randomness.restore()
         if attributes:
             for one in self._attributes:
@@ -227,7 +224,7 @@ class State:
                         f"{type(optimizer).__name__} keeps {key} on the CPU, where a replay does "
                         "not change it: use SGD, or Adam(capturable=True)."
                     )
-        if self.device.type != "cpu" and not self._randomness.is_same():
+        if self.device.type != "cpu" and self._randomness.was_drawn_on_host():
             raise UnsupportedError(
                 "step draws random numbers on the CPU, which a replay would not draw again: draw "
                 "them on the GPU, torch.rand(..., device=x.device), or give them as an input."
@@ -444,7 +441,7 @@ def _names_of(step: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
     if not isinstance(step, FunctionType):
         return
     for name, cell in zip(step.__code__.co_freevars, step.__closure__ or (), strict=True):
-        yield name, partial(_content, cell)
+        yield name, partial(cell_contents, cell)
     for name in _globals_in(step):
         if name in step.__globals__:
             yield name, partial(step.__globals__.get, name)
@@ -453,10 +450,3 @@ def _names_of(step: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
 def _globals_in(step: FunctionType) -> Iterable[str]:
     loads = (one for one in dis.get_instructions(step) if one.opname == "LOAD_GLOBAL")
     return dict.fromkeys(str(one.argval) for one in loads)
-
-
-def _content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not bound yet
-        return None
