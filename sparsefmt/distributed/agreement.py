@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -11,12 +11,14 @@ from ..errors import RankError, SparseFmtError
 from ..formats import checks
 
 T = TypeVar("T")
+#: By default all processes.
+Group: TypeAlias = dist.ProcessGroup | None
 #: Errors that this package raises on purpose.
 _OWN = (SparseFmtError, OSError)
 
 
 def on_all_ranks(
-    prepare: Callable[[], T], group: Any, device: torch.device | None, *, alike: bool = False
+    prepare: Callable[[], T], group: Group, device: torch.device | None, *, alike: bool = False
 ) -> T:
     """Return ``prepare()`` on each rank, or raise on all ranks if it fails on one.
 
@@ -64,7 +66,7 @@ def on_device(device: torch.device | None) -> AbstractContextManager[object]:
     return torch.cuda.device(device)
 
 
-def first_of(group: Any) -> int:
+def first_of(group: Group) -> int:
     """Return the number, among all processes, of the first rank of a group."""
     return 0 if group is None else dist.get_global_rank(group, 0)
 

@@ -1,6 +1,7 @@
 """A graph whose rows are shared out among the ranks of a process group."""
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from typing import Any, TypeVar, cast
@@ -19,9 +20,9 @@ from ..formats import checks
 from ..graph.graph import Graph
 from ..interop.torch import to_tensor
 from ..model.layers import edges_with_loops
-from .agreement import first_of, on_all_ranks, on_device
+from .agreement import Group, first_of, on_all_ranks, on_device
 from .halo import FLOATING, Halo, check_edges, halo_of, numbered_graph
-from .parts.files import read_part
+from .parts.files import Partition, read_part
 from .parts.rows import check_ends, checked
 from .products import dist_spmm, maxk_product, split_and_checked
 
@@ -86,10 +87,10 @@ class DistGraph(Shared):
     def __init__(
         self,
         edge_index: Tensor,
-        bounds: Any,
-        group: Any = None,
+        bounds: Sequence[int],
+        group: Group = None,
         *,
-        source_bounds: Any = None,
+        source_bounds: Sequence[int] | None = None,
         exchange_dtype: torch.dtype | None = None,
     ) -> None:
         self.group, self.rank = group, dist.get_rank(group)
@@ -100,7 +101,9 @@ class DistGraph(Shared):
             nonlocal halo
             ranks = dist.get_world_size(group)
             self.bounds = checked(bounds, ranks)
-            self.source_bounds = self.bounds if self.is_square else checked(source_bounds, ranks)
+            self.source_bounds = self.bounds
+            if source_bounds is not None:
+                self.source_bounds = checked(source_bounds, ranks)
             if exchange_dtype is not None and exchange_dtype not in FLOATING:
                 raise DtypeError(
                     f"exchange_dtype is {exchange_dtype!r}: give torch.bfloat16, float16, float32 "
@@ -144,7 +147,9 @@ class DistGraph(Shared):
         self.own = numbered_graph(columns[own], rows[own], self.n_sources, self.n_local)
 
     @classmethod
-    def of(cls, graph: Graph, bounds: Any, group: Any = None, **options: Any) -> "DistGraph":
+    def of(
+        cls, graph: Graph, bounds: Sequence[int], group: Group = None, **options: Any
+    ) -> "DistGraph":
         """Build the rows of this rank from a graph that each rank has complete.
 
         Parameters
@@ -188,10 +193,10 @@ class DistGraph(Shared):
     @classmethod
     def load(
         cls,
-        folder: Any,
-        group: Any = None,
+        folder: str | os.PathLike[str] | Partition,
+        group: Group = None,
         *,
-        device: Any = "cpu",
+        device: torch.device | str = "cpu",
         weights: bool = True,
         **options: Any,
     ) -> "DistGraph":
@@ -451,7 +456,7 @@ class DistGraph(Shared):
             dist.broadcast_object_list(answer, first_of(self.group), group=self.group)
         return cast(T, answer[0])
 
-    def check(self, name: str, x: Any, *, of: str = "sources", dims: int | None = 2) -> None:
+    def check(self, name: str, x: object, *, of: str = "sources", dims: int | None = 2) -> None:
         """Check for floating features, a row for each source or target of this rank."""
         if not isinstance(x, Tensor):
             raise DtypeError(f"{name} is a {type(x).__name__}: give a torch.Tensor.")

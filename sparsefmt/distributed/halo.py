@@ -21,7 +21,7 @@ from ..autograd.engine.recording import once
 from ..errors import DtypeError, IndexRangeError, ShapeError, UnsupportedError
 from ..formats import checks
 from ..graph.graph import Graph
-from .agreement import debugging, on_all_ranks
+from .agreement import Group, debugging, on_all_ranks
 
 #: Contexts of autograd's functions, on which attributes are set.
 Ctx: TypeAlias = Any
@@ -55,7 +55,11 @@ class Halo:
     """
 
     def __init__(
-        self, vertices: Tensor, bounds: tuple[int, ...], group: Any, exchange_dtype: Any
+        self,
+        vertices: Tensor,
+        bounds: tuple[int, ...],
+        group: Group,
+        exchange_dtype: torch.dtype | None,
     ) -> None:
         self.vertices, self.group, self.exchange_dtype = vertices, group, exchange_dtype
         self.traffic, self.rank = Traffic(), dist.get_rank(group)
@@ -133,7 +137,7 @@ class Halo:
             rows = rows.to(narrow)
         into = rows.new_empty((sum(received), *rows.shape[1:]))
         self.traffic.exchanges += 1
-        options = {"group": self.group, "async_op": True}
+        options: Any = {"group": self.group, "async_op": True}
         if sent is None:
             self.traffic.nbytes += (len(received) - 1) * rows.nbytes
             return Parcel(into, rows, _all_gather(into, rows, **options))
@@ -184,7 +188,7 @@ class ReceivedRows:
         """Count the tensors whose rows are remembered."""
         return sum(bool(entry.rows) for entry in self._entries)
 
-    def __deepcopy__(self, memo: Any) -> "ReceivedRows":
+    def __deepcopy__(self, memo: object) -> "ReceivedRows":
         """Return a memory without rows."""
         return ReceivedRows(self.some_empty)
 
@@ -323,7 +327,7 @@ class _Finish(Function):
         return once(EXCHANGED, send_home, grad, instead=ONE_PROCESS), None
 
 
-def check_edges(edge_index: Any, n_sources: int, targets: slice, rank: int) -> None:
+def check_edges(edge_index: object, n_sources: int, targets: slice, rank: int) -> None:
     """Check that sources are vertices of the graph, and targets those of a rank."""
     if not isinstance(edge_index, Tensor) or edge_index.dtype is not torch.int64:
         kind = getattr(edge_index, "dtype", type(edge_index).__name__)

@@ -136,7 +136,9 @@ def maxk_product(
     numbers = graph.halo.start(sent)
     exchange = graph.halo.start(data)
 
-    def product(part: "Graph", columns: Tensor, data: Tensor, weight: Any, scale: Any) -> Tensor:
+    def product(
+        part: "Graph", columns: Tensor, data: Tensor, weight: Tensor | None, scale: Tensor | None
+    ) -> Tensor:
         tensors = tensors_of(part)
         data, values, _, scale = csr_operands(tensors, data, weight, None, scale)
         with torch.autocast(x.device.type, enabled=False):  # which would narrow the scale too

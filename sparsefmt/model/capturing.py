@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..autograd.tensors.lifetimes import noting
@@ -31,7 +31,7 @@ def capture(
     state: Iterable[Any] | None = None,
     check: bool = True,
     clone: bool = False,
-    pool: Any = None,
+    pool: tuple[int, int] | None = None,
     capture_error_mode: str = "global",
 ) -> Callable[..., Any]:
     """Record a training step, its optimizer included, or an inference, as one CUDA graph.
@@ -115,7 +115,7 @@ def capture(
         return Captured(step, inputs, State(values, device), recorder, check=check, clone=clone)
 
 
-def _recorder(inputs: Inputs, pool: Any, mode: str) -> Recorder | None:
+def _recorder(inputs: Inputs, pool: tuple[int, int] | None, mode: str) -> Recorder | None:
     """Return what records, None where there is no GPU."""
     if not torch.cuda.is_available():
         return None
@@ -417,7 +417,7 @@ def _only(optimizers: list[Any]) -> Iterator[None]:
     """Refuse the steps of other optimizers, whose state would not be put back."""
     thread = get_ident()
 
-    def refuse(optimizer: Any, *_: Any) -> None:
+    def refuse(optimizer: Optimizer, *_: object) -> None:
         # Backward runs on threads of its own: a hook of a parameter may step there.
         ours = get_ident() == thread or torch._C._current_autograd_node() is not None
         if ours and all(optimizer is not one for one in optimizers):

@@ -262,7 +262,7 @@ def rebuilt(expression: Expression, leaves: Mapping[str, Leaf]) -> Expression:
             return replace(expression, arguments=tuple(rebuilt(p, leaves) for p in parts))
 
 
-def _bound(leaf: Leaf, value: Any, constant: bool) -> Leaf:
+def _bound(leaf: Leaf, value: Graph | Shared | Tensor, constant: bool) -> Leaf:
     """Return the leaf with a graph's kind, or whether a tensor is constant and has a gradient."""
     if isinstance(value, Shared):
         return replace(leaf, kind="unweighted")

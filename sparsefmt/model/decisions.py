@@ -109,12 +109,8 @@ def decide_order(step: TimedStep, graph: Graph | None) -> Decision:
 
 def _order(step: TimedStep, graph: Graph) -> Decision:
     """Decide on the order, which is computed if it may pay."""
-
-    def products(reach: Locality) -> float:
-        return sum(plan.seconds(reach) for plan in step.plans)
-
     csr = graph.csr
-    before, least = products(locality(csr)), products(Locality(()))
+    before, least = (_products(step.plans, reach) for reach in (locality(csr), Locality(())))
     each, fixed = FINDING["cpu" if graph.device == "cpu" else "cuda"]
     cost = each * csr.nnz + fixed
     if before < GAIN * least:
@@ -124,7 +120,7 @@ def _order(step: TimedStep, graph: Graph) -> Decision:
         return _ORDER(f"stays, since {takes} in {step.steps} steps")
     start = time.perf_counter()
     order = community_order(csr)
-    after = products(locality(graph.reordered(order).csr))
+    after = _products(step.plans, locality(graph.reordered(order).csr))
     seconds = time.perf_counter() - start
     decided = partial(_ORDER, seconds=seconds, predicted=(before, after), order=order)
     if before < GAIN * after:
@@ -133,6 +129,11 @@ def _order(step: TimedStep, graph: Graph) -> Decision:
         return decided(f"stays, since another does not pay within {step.steps} steps")
     reason = "by community pays: graph.reordered(order), and x[order.perm], of the plan's ordering"
     return decided(reason, chosen=True)
+
+
+def _products(plans: Sequence[Plan], reach: Locality) -> float:
+    """Predict the seconds of the products whose gathers reach so far."""
+    return sum(plan.seconds(reach) for plan in plans)
 
 
 def decide_tiles(step: TimedStep) -> Decision:

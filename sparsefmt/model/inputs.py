@@ -20,7 +20,7 @@ class Inputs:
         self.examples: list[Tensor | None] = leaves
         self._flat = all(isinstance(one, Tensor | None) for one in examples)
 
-    def _check_tensor(self, number: int, value: Any) -> None:
+    def _check_tensor(self, number: int, value: object) -> None:
         if is_graph(value) and not isinstance(value, Tensor):
             raise UnsupportedError(
                 f"input {number} is a graph, which a replay cannot exchange: let step close over "

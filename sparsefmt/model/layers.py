@@ -1,6 +1,6 @@
 """Layers as expressions: their options, maps and matrices, and the plan that a layer asks for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..autograd import as_graph, spmm
 from ..autograd.maps import calls_forward_alone, read_map
 from ..autograd.tensors.order import own_values
-from ..autograd.tensors.prepare import graph_tensors
+from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from ..autograd.tensors.shared import Shared, is_square, local_of, n_sources, shared
 from ..graph.graph import Graph
 from ..plan import models
@@ -77,7 +77,7 @@ class LayerPlan:
         self.adapter = ADAPTERS[type_name(self.kind)]
         self.composition.own = self.adapter.own  # which earlier pickles lack
 
-    def __call__(self, layer: Module, x: Any, edge_index: Any) -> Tensor | None:
+    def __call__(self, layer: Module, x: Any, edge_index: GraphLike) -> Tensor | None:
         """Compute a layer by its composition; return None where its own code is to run."""
         if torch.compiler.is_compiling() or type(layer) is not self.kind:
             return None
@@ -100,7 +100,7 @@ class LayerPlan:
             return None
         return self.finish(layer, planned.program(values, functions))
 
-    def _call(self, x: Any, graph: Any) -> Any:
+    def _call(self, x: object, graph: GraphLike) -> Any:
         """Return the kind of a call, for which the layer's own code is right or not."""
         if not isinstance(graph, Graph | Shared) or not isinstance(x, Tensor):
             return None
@@ -119,7 +119,7 @@ class LayerPlan:
             and not against(layer)
         )
 
-    def graph_of(self, layer: Module, x: Tensor, edge_index: Any) -> GraphOrShared | None:
+    def graph_of(self, layer: Module, x: Tensor, edge_index: GraphLike) -> GraphOrShared | None:
         """Return the graph behind an argument of the layer; None of what cannot be planned."""
         graph = self.adapter.graph(layer, x, edge_index)
         if isinstance(graph, Shared) and self.composition.settings.agreed is None:
@@ -127,7 +127,7 @@ class LayerPlan:
         return graph if isinstance(graph, Graph | Shared) else None
 
     def values(
-        self, layer: Module, x: Tensor, graph: GraphOrShared, edge_index: Any
+        self, layer: Module, x: Tensor, graph: GraphOrShared, edge_index: GraphLike
     ) -> Values | None:
         """Return the value of each leaf; None where they do not fit, which the layer reports."""
         weights = {key: one.weight.t() for key, one in self.adapter.maps(layer).items()}
@@ -164,7 +164,7 @@ class LayerPlan:
         return FUNCTIONS if made is None else {**FUNCTIONS, **made(layer, graph)}
 
     def planned(
-        self, layer: Module, values: Values, functions: Functions, edge_index: Any
+        self, layer: Module, values: Values, functions: Functions, edge_index: GraphLike
     ) -> Planned:
         """Return the plan for these values."""
         constant = ("H",) if self.composition.settings.is_constant(values["H"]) else ()
@@ -224,7 +224,7 @@ def type_name(kind: type) -> str:
 _KEPT: Any = WeakIdKeyDictionary()
 
 
-def _cached(graph: GraphOrShared, key: Any, make: Callable[[], Any]) -> Any:
+def _cached(graph: GraphOrShared, key: Hashable, make: Callable[[], Any]) -> Any:
     """Return what was made of a graph, which may not hold it."""
     results = _KEPT.setdefault(graph, {})
     if key not in results:
@@ -272,11 +272,10 @@ def edges_with_loops(
     return torch.stack(ends), stays, len(added)
 
 
-def _looped(graph: Any, which: str) -> GraphOrShared:
+def _looped(graph: GraphOrShared, which: str) -> GraphOrShared:
     """Return the graph with loops, made once."""
-    dist = shared(graph)
-    make = partial(with_loops, graph, which) if dist is None else partial(dist.looped, which)
-    made: GraphOrShared = _cached(graph, which, make)
+    own: Any = graph.looped if isinstance(graph, Shared) else partial(with_loops, graph)
+    made: GraphOrShared = _cached(graph, which, partial(own, which))
     return made
 
 

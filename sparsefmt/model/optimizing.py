@@ -14,7 +14,7 @@ from torch.nn import Module
 
 from ..autograd import as_graph
 from ..autograd.engine.precision import bf16_is_allowed
-from ..autograd.tensors.prepare import graph_tensors
+from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from ..autograd.tensors.shared import Shared, n_sources, shared
 from ..errors import DtypeError, ShapeError, SparseFmtError, UnsupportedError
 from ..graph.graph import Graph
@@ -227,7 +227,7 @@ def optimize(
 
 
 def _planned(
-    model: Module, graph: Any, inputs: tuple[Any, ...], settings: Settings, *, training: bool
+    model: Module, graph: GraphLike, inputs: tuple[Any, ...], settings: Settings, *, training: bool
 ) -> ModelPlan:
     """Choose compositions for the layers of a model, and what pays over many steps."""
     dist, steps = shared(graph), settings.steps
@@ -265,7 +265,7 @@ def _planned(
 
 def _layers(
     model: Module,
-    graph: Any,
+    graph: GraphLike,
     inputs: tuple[Any, ...],
     settings: Settings,
     *,
@@ -297,7 +297,7 @@ def _calls(
     """Run the model, and return the features and the graph that each layer gets first."""
     calls: dict[str, tuple[Any, Any]] = {}
 
-    def note(name: str, layer: Module, features: Any, edge_index: Any) -> None:
+    def note(name: str, layer: Module, features: object, edge_index: object) -> None:
         calls.setdefault(name, (features, edge_index))
 
     try:
@@ -311,7 +311,7 @@ def _calls(
 
 
 def _plan(
-    plan: LayerPlan, layer: Module, x: Any, edge_index: Any, *, training: bool
+    plan: LayerPlan, layer: Module, x: Any, edge_index: GraphLike, *, training: bool
 ) -> list[Graph]:
     """Choose for these features, or for some as wide as the layer takes; return its graphs."""
     if against(layer):
@@ -379,7 +379,7 @@ def running(model: Module, *, training: bool) -> Iterator[None]:
 
 
 def _checked(
-    model: Any, graph: Any, x: Any, training: Any, steps: Any, mode: Any
+    model: object, graph: object, x: object, training: object, steps: object, mode: object
 ) -> tuple[Any, ...]:
     """Check what is asked for, and return what the model is called with."""
     if not isinstance(model, Module):
@@ -412,7 +412,7 @@ def _checked(
     return _inputs(model, graph, x)
 
 
-def _inputs(model: Module, graph: Any, x: Any) -> tuple[Any, ...]:
+def _inputs(model: Module, graph: object, x: object) -> tuple[Any, ...]:
     """Return what the model is called with."""
     signature = inspect.signature(type(model).forward)
     if x is not None and not isinstance(x, Tensor | tuple | list):

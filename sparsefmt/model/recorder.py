@@ -25,7 +25,7 @@ _WAITS = (
 class Recorder:
     """A stream of one device, on which runs warm up and are recorded."""
 
-    def __init__(self, device: torch.device, pool: Any, mode: str) -> None:
+    def __init__(self, device: torch.device, pool: tuple[int, int] | None, mode: str) -> None:
         self.device, self._mode = device, mode
         self._pool = torch.cuda.graph_pool_handle() if pool is None else pool
         self._stream: Any = None

@@ -48,7 +48,7 @@ _WRAPPERS = (MethodType, staticmethod, classmethod)
 _MISSING = type("missing", (), {})
 
 
-def is_graph(value: Any) -> bool:
+def is_graph(value: object) -> bool:
     """Return True for a graph, or what a layer has taken for one, an ``edge_index``."""
     return isinstance(value, Graph | GraphTensors) or is_remembered(value)
 
@@ -118,7 +118,7 @@ class _Walk:
         self._package = {package.partition(".")[0]} - KNOWN
         self._place = "the forward"
 
-    def read(self, step: Any) -> None:
+    def read(self, step: object) -> None:
         """Add what the code of a function names, and so on from there."""
         self.add(step, 0)
         size = -1
@@ -137,7 +137,7 @@ class _Walk:
                 "capture(..., state=(model, optimizer))."
             ) from error
 
-    def add(self, value: Any, depth: int) -> None:
+    def add(self, value: object, depth: int) -> None:
         """Add a value, and what it holds."""
         if id(value) in self.seen or depth > MAX_DEPTH:
             return
@@ -158,7 +158,7 @@ class _Walk:
             for inner in self._inner(value):
                 self.add(inner, depth + 1)
 
-    def _inner(self, value: Any) -> Iterable[Any]:
+    def _inner(self, value: object) -> Iterable[Any]:
         """Return what a value holds, and note the code that it may run."""
         if isinstance(value, Module):
             modules = [*value.modules()]
@@ -185,7 +185,7 @@ class _Walk:
             self._named[id(space), name] = space[name]
             self._see(space[name])
 
-    def _see(self, value: Any) -> None:
+    def _see(self, value: object) -> None:
         if len(self._read) + len(self._spaces) > MAX_READ:
             raise UnsupportedError(f"{self._place} calls more functions than can be compared.")
         self._refuse_changing(value)
@@ -240,7 +240,7 @@ class _Walk:
         elif value is not _MISSING:
             self._name(names, name)
 
-    def _refuse_changing(self, value: Any) -> None:
+    def _refuse_changing(self, value: object) -> None:
         """Refuse clocks and generators, and their functions."""
         if isinstance(value, ModuleType):
             name = value.__name__
@@ -260,7 +260,7 @@ class _Walk:
             f"{self._place} uses {name}, which may give another value at each call."
         )
 
-    def _is_library(self, value: Any) -> bool:
+    def _is_library(self, value: object) -> bool:
         """Return True for a function, class or module that is called, and not read."""
         name = (value.__name__ if isinstance(value, ModuleType) else value.__module__) or ""
         root = name.partition(".")[0]
@@ -334,7 +334,7 @@ def _is_copied(tensor: Tensor) -> bool:
     return known and tensor.layout is torch.strided
 
 
-def _contents(place: Any) -> Any:
+def _contents(place: object) -> Any:
     """Return what a module, a container or an object holds; None of what cannot be written to."""
     if isinstance(place, Module):
         return None if _is_library_module(place) else attributes(place)

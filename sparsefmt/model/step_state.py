@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..errors import DeviceError, UnsupportedError
 from .state import Holdings, Randomness, cell_contents, is_graph
@@ -66,7 +67,8 @@ class State:
         ]
         on_host = [g for g in holdings.generators if g.device.type == "cpu"]
         self._randomness = Randomness([*self.generators(), *on_host])
-        self._attributes = [Attributes(one) for one in (*self.modules, *holdings.schedulers)]
+        owners: list[Module | LRScheduler] = [*self.modules, *holdings.schedulers]
+        self._attributes = [Attributes(one) for one in owners]
         self._settings = Settings(holdings.optimizers, device)
 
     def _named(self) -> Iterator[tuple[str, Tensor]]:
@@ -234,7 +236,7 @@ class State:
 class Attributes:
     """The numbers, texts and tensors among the attributes of a module or a scheduler."""
 
-    def __init__(self, owner: Any) -> None:
+    def __init__(self, owner: Module | LRScheduler) -> None:
         self._owner, self._now = owner, vars(owner)
         self._buffers = owner._buffers if isinstance(owner, Module) else {}
         self._before, self._buffers_before = dict(_restorable(self._now)), dict(self._buffers)
@@ -282,7 +284,7 @@ def _restorable(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     return ((k, v) for k, v in values.items() if isinstance(v, PLAIN | Tensor | None))
 
 
-def _is_same(now: Any, before: Any) -> bool:
+def _is_same(now: object, before: object) -> bool:
     return now is before or (isinstance(before, PLAIN) and bool(now == before))
 
 
@@ -312,8 +314,8 @@ class Settings:
             if key != "initial_lr"  # a scheduler's
         ]
 
-    def _constant(self, key: str, value: Any) -> tuple[Any, int | None]:
-        if key == "params":
+    def _constant(self, key: str, value: object) -> tuple[Any, int | None]:
+        if isinstance(value, list) and key == "params":
             return len(value), None
         if not isinstance(value, Tensor):
             return value, None
@@ -429,12 +431,12 @@ def _tensors_in(state: Mapping[Any, Mapping[str, Any]]) -> list[int]:
     return [id(value) for values in state.values() for value in values.values()]
 
 
-def _is_read(value: Any) -> bool:
+def _is_read(value: object) -> bool:
     """Return True if a replay has the value itself, or what was computed of it."""
     return isinstance(value, PLAIN | Tensor | Module | Optimizer) or is_graph(value)
 
 
-def _names_of(step: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
+def _names_of(step: object) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield the variables of closures and the globals that a step's code reads, and how."""
     while isinstance(step, partial | MethodType):
         step = step.func if isinstance(step, partial) else step.__func__
