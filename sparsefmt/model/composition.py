@@ -76,6 +76,7 @@ class Code(NamedTuple):
 
     name: str  #: of the layer's class: times of one layer's code are not another's
     run: Callable[[Values], Any]
+    functions: Functions  #: of primitives
     finish: Callable[[Any], Any]
 
 
@@ -121,9 +122,7 @@ class Composition:
     plans: dict[Any, Planned] = field(default_factory=dict)
     chosen: dict[Any, Plan] = field(default_factory=dict)  #: by sizes to the next power of two
 
-    def planned(
-        self, values: Values, functions: Functions, code: Code, constants: Collection[str] = ()
-    ) -> Planned:
+    def planned(self, values: Values, code: Code, constants: Collection[str] = ()) -> Planned:
         """Return the plan for such values, made at the first call."""
         like = first_tensor(values)
         kinds = (
@@ -138,7 +137,7 @@ class Composition:
             if capturing(like):
                 return Planned(None, None)  # no time to plan, which synchronises
             with torch.random.fork_rng([like.device] if like.is_cuda else []):
-                chosen = self._plan(values, functions, code, constants)
+                chosen = self._plan(values, code, constants)
             tree = chosen.chosen.tree
             result = Planned(chosen, None if tree == chosen.own else Program(tree))
             while len(self.plans) >= MAX_PLANS:
@@ -146,9 +145,7 @@ class Composition:
         self.plans[key] = result  # the last used is the last to go
         return result
 
-    def _plan(
-        self, values: Values, functions: Functions, code: Code, constants: Collection[str]
-    ) -> Plan:
+    def _plan(self, values: Values, code: Code, constants: Collection[str]) -> Plan:
         """Choose a plan, the same for graphs of about one size: samples come by the thousand."""
         leaves = {leaf.name: leaf for leaf in leaves_of(self.expression)}
         bound = {
@@ -181,7 +178,7 @@ class Composition:
                 ),
             )
             if dist is None:  # processes would time apart, and choose apart
-                result = self._measured(result, values, functions, code)
+                result = self._measured(result, values, code)
             self.chosen[key] = result
         return result
 
@@ -197,7 +194,7 @@ class Composition:
             return narrowing
         return usual
 
-    def _measured(self, result: Plan, values: Values, functions: Functions, code: Code) -> Plan:
+    def _measured(self, result: Plan, values: Values, code: Code) -> Plan:
         """Time those too close to decide, or all promoted, unless they were timed before."""
         auto, like = self.settings.mode == "auto", first_tensor(values)
         trees = [c.tree for c in (result.close if auto else result.promoted)]
@@ -221,7 +218,7 @@ class Composition:
                 if tree == result.own:
                     return partial(code.run, leaves)
                 program = Program(tree)
-                return lambda: code.finish(program(leaves, functions))
+                return lambda: code.finish(program(leaves, code.functions))
 
             runs = {tree: run_of(tree) for tree in trees}
             seconds = _timed(runs, like, MAX_ITERATIONS if auto else None)

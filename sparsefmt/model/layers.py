@@ -84,21 +84,18 @@ class LayerPlan:
         call = self._call(x, edge_index)
         if call is not None and call in self.left:
             return None
-        if not self.serves(layer, x):
+        prepared = self.prepared(layer, x, edge_index)
+        if prepared is None:
             return None
-        graph = self.graph_of(layer, x, edge_index)
-        values = None if graph is None else self.values(layer, x, graph, edge_index)
-        if graph is None or values is None:
-            return None
-        functions = self.functions(layer, graph)
-        planned = self.planned(layer, values, functions, edge_index)
-        if planned.program is None:
-            if call is not None and planned.plan is not None:
-                if len(self.left) >= MAX_PLANS:
-                    self.left.clear()
-                self.left.add(call)
-            return None
-        return self.finish(layer, planned.program(values, functions))
+        planned, values, code = prepared
+        if planned.program is not None:
+            result: Tensor = code.finish(planned.program(values, code.functions))
+            return result
+        if call is not None and planned.plan is not None:
+            if len(self.left) >= MAX_PLANS:
+                self.left.clear()
+            self.left.add(call)
+        return None
 
     def _call(self, x: object, graph: GraphLike) -> Any:
         """Return the kind of a call, for which the layer's own code is right or not."""
@@ -107,24 +104,42 @@ class LayerPlan:
         stays = self.composition.settings.is_constant(x)
         return number_of(graph), x.shape, x.dtype, x.device, x.requires_grad, *modes(x), stays
 
-    def serves(self, layer: Module, x: Any) -> bool:
-        """Return True if the layer is as it was planned, and x a matrix of floats; no autocast."""
-        return (
-            type(x) in (Tensor, Parameter)
-            and x.dim() == 2
-            and x.layout is torch.strided
-            and x.is_floating_point()
-            and not torch.is_autocast_enabled(x.device.type)
-            and self.adapter.options(layer) == self.options
-            and not against(layer)
-        )
+    def prepared(
+        self, layer: Module, x: Any, edge_index: GraphLike
+    ) -> tuple[Planned, Values, Code] | None:
+        """Return the plan for a call, the value of each leaf, and the layer's code.
 
-    def graph_of(self, layer: Module, x: Tensor, edge_index: GraphLike) -> GraphOrShared | None:
-        """Return the graph behind an argument of the layer; None of what cannot be planned."""
+        None where the layer is not as it was planned, the call is not eager, or arguments cannot be
+        planned.
+        """
+        if (
+            type(x) not in (Tensor, Parameter)
+            or x.dim() != 2
+            or x.layout is not torch.strided
+            or not x.is_floating_point()
+            or torch.is_autocast_enabled(x.device.type)
+            or self.adapter.options(layer) != self.options
+            or against(layer)
+        ):
+            return None
         graph = self.adapter.graph(layer, x, edge_index)
-        if isinstance(graph, Shared) and self.composition.settings.agreed is None:
+        settings = self.composition.settings
+        if not isinstance(graph, Graph | Shared):
+            return None
+        if isinstance(graph, Shared) and settings.agreed is None:
             return None  # processes might choose apart
-        return graph if isinstance(graph, Graph | Shared) else None
+        values = self.values(layer, x, graph, edge_index)
+        if values is None:
+            return None
+        made = self.adapter.functions
+        code = Code(
+            name=type_name(self.kind),
+            run=lambda leaves: self.kind.forward(layer, leaves["H"], edge_index),
+            functions=FUNCTIONS if made is None else {**FUNCTIONS, **made(layer, graph)},
+            finish=partial(self.finish, layer),
+        )
+        constant = ("H",) if settings.is_constant(x) else ()
+        return self.composition.planned(values, code, constant), values, code
 
     def values(
         self, layer: Module, x: Tensor, graph: GraphOrShared, edge_index: GraphLike
@@ -157,23 +172,6 @@ class LayerPlan:
             self.adapter.maps(layer)[self.adapter.bias_of] if self.adapter.bias_of else layer
         ).bias
         return bias
-
-    def functions(self, layer: Module, graph: GraphOrShared) -> Functions:
-        """Return the functions of primitives."""
-        made = self.adapter.functions
-        return FUNCTIONS if made is None else {**FUNCTIONS, **made(layer, graph)}
-
-    def planned(
-        self, layer: Module, values: Values, functions: Functions, edge_index: GraphLike
-    ) -> Planned:
-        """Return the plan for these values."""
-        constant = ("H",) if self.composition.settings.is_constant(values["H"]) else ()
-        code = Code(
-            name=type_name(self.kind),
-            run=lambda leaves: self.kind.forward(layer, leaves["H"], edge_index),
-            finish=partial(self.finish, layer),
-        )
-        return self.composition.planned(values, functions, code, constant)
 
     def finish(self, layer: Module, y: Tensor) -> Tensor:
         """Add the bias to a product, and call what the layer has behind it."""

@@ -320,16 +320,15 @@ def _plan(
         weight = next(iter(plan.adapter.maps(layer).values())).weight
         n = n_sources(as_graph(edge_index, None))
         x = torch.randn(n, weight.shape[1], dtype=weight.dtype, device=weight.device)
-    if not plan.serves(layer, x):
+    if isinstance(x, Tensor) and x.is_floating_point():
+        if not plan.composition.settings.is_constant(x):
+            x = x.detach().requires_grad_(training)
+    prepared = plan.prepared(layer, x, edge_index)
+    if prepared is None:
         return []
-    if not plan.composition.settings.is_constant(x):
-        x = x.detach().requires_grad_(training)
-    graph = plan.graph_of(layer, x, edge_index)
-    values = None if graph is None else plan.values(layer, x, graph, edge_index)
-    if graph is None or values is None:
-        return []
-    planned = plan.planned(layer, values, plan.functions(layer, graph), edge_index)
-    multiplied = [graph] if planned.program is None else values.values()
+    planned, values, _ = prepared
+    own = planned.program is None
+    multiplied = [plan.adapter.graph(layer, x, edge_index)] if own else values.values()
     return [one for one in multiplied if isinstance(one, Graph)]
 
 
