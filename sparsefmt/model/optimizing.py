@@ -237,10 +237,13 @@ def _planned(
         {name: plan.composition for name, plan in plans.items()},
         {name: why for name, module in model.named_modules() if (why := _why_left(module))},
         training=training,
-        inputs=() if dist is not None else _weak(inputs),
     )
     if dist is not None:
         return replace(result, **OVER_PROCESSES)
+    # Nothing of inputs that hold tensors and graphs elsewhere.
+    if all(isinstance(value, Tensor | Graph | int | float | str | None) for value in inputs):
+        weak = (ref(one) if isinstance(one, Tensor | Graph) else one for one in inputs)
+        result = replace(result, inputs=tuple(weak))
     if not (steps and inputs):
         return result
     step = TimedStep(
@@ -466,10 +469,3 @@ def _facts(
 def _is_features(value: object) -> bool:
     """Return True if a value that a model is called with is a tensor of features."""
     return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _weak(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return weak references to tensors and graphs; nothing of inputs that hold them elsewhere."""
-    if all(isinstance(one, Tensor | Graph | int | float | str | None) for one in inputs):
-        return tuple(ref(one) if isinstance(one, Tensor | Graph) else one for one in inputs)
-    return ()

@@ -309,7 +309,11 @@ class Snapshot:
         values = holdings(None, (model,)).reached
         tensors = [*model.parameters(), *model.buffers()]
         tensors += [value for value in values if isinstance(value, Tensor)]
-        unique = {id(t): t for t in tensors if _is_copied(t)}
+        unique = {
+            id(t): t
+            for t in tensors
+            if not (is_lazy(t) or t.is_inference() or t.is_meta) and t.layout is torch.strided
+        }
         self._tensors = [(t, t.detach().clone()) for t in unique.values()]
         self._gradients = [(p, p.grad) for p in model.parameters()]
         places = [*values, *(module._buffers for module in model.modules())]
@@ -327,11 +331,6 @@ class Snapshot:
             for tensor, before in self._tensors:
                 if not _same_values(tensor, before).all():
                     tensor.copy_(before)
-
-
-def _is_copied(tensor: Tensor) -> bool:
-    known = not (is_lazy(tensor) or tensor.is_inference() or tensor.is_meta)
-    return known and tensor.layout is torch.strided
 
 
 def _contents(place: object) -> Any:
@@ -435,11 +434,8 @@ def unsteady(first: Mapping[str, Tensor], again: Mapping[str, Tensor], trained: 
 
     Those ``trained`` are left out: an optimizer makes a whole step of the sign of a small gradient.
     """
-    for name in first:
-        apart, largest = (
-            _largest(first[name].double() - again[name].double()),
-            _largest(first[name]),
-        )
+    for name, value in first.items():
+        apart, largest = _largest(value.double() - again[name].double()), _largest(value)
         if name not in trained and apart > COARSE * largest:
             return f"{name} differs by {apart:.1e}, where it is {largest:.1e} at most"
     return ""

@@ -1,10 +1,10 @@
 """What a training step changes or takes for constant: put back, compared, and refused."""
 
 import dis
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import FunctionType, MethodType
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, optim
@@ -288,14 +288,8 @@ def _is_same(now: object, before: object) -> bool:
     return now is before or (isinstance(before, PLAIN) and bool(now == before))
 
 
-class Setting(NamedTuple):
-    """A value of an optimizer's group, as a graph has it: a number, or the place of a tensor."""
-
-    optimizer: Optimizer
-    group: int
-    key: str
-    value: Any
-    place: int | None  #: of a tensor on the device, which may be filled
+#: An optimizer, its group and key, and the value that a graph has: a number, or a tensor's place.
+Setting: TypeAlias = tuple[Optimizer, int, str, Any, int | None]
 
 
 class Settings:
@@ -307,7 +301,7 @@ class Settings:
 
     def _now(self) -> list[Setting]:
         return [
-            Setting(optimizer, at, key, *self._constant(key, value))
+            (optimizer, at, key, *self._constant(key, value))
             for optimizer in self._optimizers
             for at, group in enumerate(optimizer.param_groups)
             for key, value in group.items()
@@ -335,15 +329,13 @@ class Settings:
 
 def _change(now: Setting, before: Setting) -> str:
     """Describe how a setting of an optimizer has changed, and how to mend it."""
-    name = f"{now.key} of {type(now.optimizer).__name__}"
-    if before.place is not None:
-        return f"{name}, where another one is now: fill the tensor, {now.key}.fill_(...)"
+    optimizer, _, key, value, _ = now
+    name = f"{key} of {type(optimizer).__name__}"
+    if before[4] is not None:
+        return f"{name}, where another one is now: fill the tensor, {key}.fill_(...)"
     tensor = "lr=torch.tensor(lr, device=...) and capturable=True (of SGD: fused=True)"
-    mend = f"make it a tensor, {tensor}" if now.key == "lr" else "capture again"
-    return (
-        f"{name} from {before.value} to {now.value}, which the captured graph has as a number: "
-        f"{mend}"
-    )
+    mend = f"make it a tensor, {tensor}" if key == "lr" else "capture again"
+    return f"{name} from {before[3]} to {value}, which the captured graph has as a number: {mend}"
 
 
 class Guard:
@@ -444,11 +436,7 @@ def _names_of(step: object) -> Iterator[tuple[str, Callable[[], Any]]]:
         return
     for name, cell in zip(step.__code__.co_freevars, step.__closure__ or (), strict=True):
         yield name, partial(cell_contents, cell)
-    for name in _globals_in(step):
+    loads = (load for load in dis.get_instructions(step) if load.opname == "LOAD_GLOBAL")
+    for name in dict.fromkeys(str(load.argval) for load in loads):
         if name in step.__globals__:
             yield name, partial(step.__globals__.get, name)
-
-
-def _globals_in(step: FunctionType) -> Iterable[str]:
-    loads = (one for one in dis.get_instructions(step) if one.opname == "LOAD_GLOBAL")
-    return dict.fromkeys(str(one.argval) for one in loads)
