@@ -79,7 +79,7 @@ def dist_spmm(
             f"graph is a {type(graph).__name__}: give a DistGraph, or use autograd.spmm."
         )
     if graph.whole is not None:
-        _checked(graph, x, edge_weight, reduce, split=False)
+        checked_weights(graph, x, edge_weight, reduce, split=False)
         scales = {"row_scale": row_scale, "col_scale": col_scale}
         return spmm(graph.whole, x, edge_weight, reduce=reduce, **scales)
     weights = _agreed(graph, x, edge_weight, reduce, None, row_scale, col_scale)
@@ -161,12 +161,12 @@ def _agreed(
     """Check the arguments of a product and split edge weights; while debugging, over all ranks."""
     device = graph.halo.vertices.device
     if not (checks.DEBUG and debugging(device)):
-        return _checked(graph, x, edge_weight, reduce, *scales)
+        return checked_weights(graph, x, edge_weight, reduce, *scales)
     weights: Weights = None, None
 
     def described() -> dict[str, Any]:
         nonlocal weights
-        weights = _checked(graph, x, edge_weight, reduce, *scales)
+        weights = checked_weights(graph, x, edge_weight, reduce, *scales)
         tensors = {"row_scale": scales[0], "col_scale": scales[1], "x": x}
         args = {"edge_weight": edge_weight, "reduce": reduce, "k": k, **tensors}
         return {"the call": "a product"} | {
@@ -180,7 +180,7 @@ def _agreed(
     return weights
 
 
-def _checked(
+def checked_weights(
     graph: "DistGraph",
     x: Tensor,
     edge_weight: Tensor | None,
@@ -188,7 +188,7 @@ def _checked(
     *scales: Tensor | None,
     split: bool = True,
 ) -> Weights:
-    """Check features, the reduction and the axes of edge weights; then factors, and ``split``."""
+    """Check the arguments of a product before anything travels, and split edge weights."""
     if reduce not in ("sum", "mean"):
         raise UnsupportedError(f"reduce is {reduce!r}: give 'sum' or 'mean'.")
     graph.check("x", x)
@@ -197,16 +197,8 @@ def _checked(
             f"edge_weight has shape {tuple(edge_weight.shape)} but a mean takes one value of each "
             f"edge: give ({graph.local.nnz},)."
         )
-    args = [value for value in (edge_weight, *scales) if value is not None]
-    if not args or not split:
+    if not split or not [factor for factor in (edge_weight, *scales) if factor is not None]:
         return None, None
-    return split_and_checked(graph, x, edge_weight, *scales)
-
-
-def split_and_checked(
-    graph: "DistGraph", x: Tensor, edge_weight: Tensor | None, *scales: Tensor | None
-) -> Weights:
-    """Check factors before anything travels, as ``autograd.spmm``, and split edge weights."""
     tensors = tensors_of(graph.own)
     like, row_scale, col_scale = library.narrowed(tensors.kind, x[:0], *scales)
     check_scales(tensors, like, row_scale, col_scale)
