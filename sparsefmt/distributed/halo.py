@@ -89,7 +89,7 @@ class Halo:
 
     @cached_property
     def home(self) -> Graph:
-        """Matrix of ones that sums returned gradients by own row: (n_local, n_sent)."""
+        """Return the matrix of ones that sums returned gradients by own row: (n_local, n_sent)."""
         copies = torch.arange(len(self.rows), device=self.rows.device)
         return numbered_graph(copies, self.rows, len(self.rows), self.n_local)
 

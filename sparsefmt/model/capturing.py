@@ -365,7 +365,7 @@ class _Making:
             graph, results = self._recorder.record(self._run, state.generators()[1:])
         gradients.end()
         made = [optimizer.state.get(p, {}) for optimizer, _, p, _ in state.fresh]
-        if [set(one) for one in made] != [set(one) for one in state.made]:
+        if [*map(set, made)] != [*map(set, state.made)]:
             raise UnsupportedError(
                 "an optimizer makes its state in a later step: take some before."
             )
@@ -394,7 +394,7 @@ class _Making:
 
 
 def _results(results: list[Tensor | None]) -> dict[str, Tensor]:
-    return {f"result {n}": one.clone() for n, one in enumerate(results) if one is not None}
+    return {f"result {n}": t.clone() for n, t in enumerate(results) if t is not None}
 
 
 def _static(value: Tensor | None) -> Any:
@@ -410,7 +410,7 @@ def _only(optimizers: list[Any]) -> Iterator[None]:
     def refuse(optimizer: Optimizer, *_: object) -> None:
         # Backward runs on threads of its own: a hook of a parameter may step there.
         ours = get_ident() == thread or torch._C._current_autograd_node() is not None
-        if ours and all(optimizer is not one for one in optimizers):
+        if ours and all(optimizer is not known for known in optimizers):
             raise UnsupportedError(
                 f"step uses an optimizer ({type(optimizer).__name__}) that was not found in what "
                 "its code names: give capture(..., state=(model, optimizer))."

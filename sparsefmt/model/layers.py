@@ -145,18 +145,18 @@ class LayerPlan:
         self, layer: Module, x: Tensor, graph: GraphOrShared, edge_index: GraphLike
     ) -> Values | None:
         """Return the value of each leaf; None where they do not fit, which the layer reports."""
-        weights = {key: one.weight.t() for key, one in self.adapter.maps(layer).items()}
+        weights = {key: lin.weight.t() for key, lin in self.adapter.maps(layer).items()}
         parameters = {**weights, **self.adapter.vectors(layer)}
         width, out = next(iter(weights.values())).shape
         bias, tensors = self._bias(layer), graph_tensors(local_of(graph))
         local = x, *parameters.values(), tensors.csr_values, bias
-        if not all(one is None or one.dtype == x.dtype for one in local):
+        if not all(value is None or value.dtype == x.dtype for value in local):
             return None
-        if not all(one is None or one.device == tensors.device for one in local):
+        if not all(value is None or value.device == tensors.device for value in local):
             return None
         if x.shape != (n_sources(graph), width) or not is_square(graph):
             return None
-        if not all(one.shape == (width, out) for one in weights.values()):
+        if not all(weight.shape == (width, out) for weight in weights.values()):
             return None
         if bias is not None and bias.shape != (out,):
             return None
@@ -205,7 +205,7 @@ def against(layer: Module) -> str:
     for key, module in adapter.maps(layer).items():
         read = read_map(module)
         if read is None or (read[1] is not None and key != adapter.bias_of):
-            name = next((name for name, one in layer.named_modules() if one is module), key)
+            name = next((name for name, inner in layer.named_modules() if inner is module), key)
             why = "no plain Linear without hooks" if read is None else "it has a bias of its own"
             return f"its {name}, a {type(module).__name__}, has to be called: {why}"
     return ""

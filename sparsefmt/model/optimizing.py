@@ -76,7 +76,7 @@ class ModelPlan:
 
     @property
     def _decisions(self) -> list[Decision]:
-        return [one for one in (self.ordering, self.tiling, self.launching) if one]
+        return [made for made in (self.ordering, self.tiling, self.launching) if made]
 
     def explain(self) -> str:
         """Write every composition of every layer, its costs, what was chosen, and what was left.
@@ -103,7 +103,7 @@ class ModelPlan:
 
     def __str__(self) -> str:
         lines = [f"{name or 'model'}: {text_of(p.chosen.tree)}" for name, p in self.layers.items()]
-        return "\n".join(lines + [f"{one.subject}: {one.reason}" for one in self._decisions])
+        return "\n".join(lines + [f"{made.subject}: {made.reason}" for made in self._decisions])
 
     def __repr__(self) -> str:
         return f"<plan of {type(self.model).__name__}: {str(self) or 'nothing'}>"
@@ -113,12 +113,12 @@ class ModelPlan:
 
         None without ``x``, once what the model was called with is gone, or after ``restore``.
         """
-        inputs = [one() if isinstance(one, ref) else one for one in self.inputs]
-        if not inputs or any(one is None for one in inputs) or not _plans_in(self.model):
+        inputs = [value() if isinstance(value, ref) else value for value in self.inputs]
+        if not inputs or any(value is None for value in inputs) or not _plans_in(self.model):
             return ()
         with running(self.model, training=self.training), explaining() as explanations:
             self.model(*inputs)
-        return tuple({str(one): one for one in explanations}.values())
+        return tuple({str(explanation): explanation for explanation in explanations}.values())
 
     def restore(self) -> None:
         """Remove the plans from the layers, and drop the tiles that were built for them."""
@@ -209,7 +209,8 @@ def optimize(
         agreed = dist.agreed(facts, lambda: constants_of(device))
     inputs = check()
     training = model.training if training is None else training
-    stay = tuple(stamp(one) for one in inputs if _is_features(one) and not one.requires_grad)
+    features = [value for value in inputs if _is_features(value)]
+    stay = tuple(stamp(value) for value in features if not value.requires_grad)
     settings = Settings(mode, steps, stay, timing=True, agreed=agreed)
     before, result = _plans_in(model), None
     try:
@@ -242,13 +243,13 @@ def _planned(
         return replace(result, **OVER_PROCESSES)
     # Nothing of inputs that hold tensors and graphs elsewhere.
     if all(isinstance(value, Tensor | Graph | int | float | str | None) for value in inputs):
-        weak = (ref(one) if isinstance(one, Tensor | Graph) else one for one in inputs)
+        weak = (ref(value) if isinstance(value, Tensor | Graph) else value for value in inputs)
         result = replace(result, inputs=tuple(weak))
     if not (steps and inputs):
         return result
     step = TimedStep(
         run=partial(model, *inputs),
-        like=next((one for one in inputs if _is_features(one)), None),
+        like=next((value for value in inputs if _is_features(value)), None),
         graphs=graphs,
         plans=[*result.layers.values()],
         mode=partial(running, model, training=training),
@@ -287,7 +288,7 @@ def _layers(
         for name, plan in plans.items():
             features, edge_index = calls.get(name, (None, graph))
             made = _plan(plan, layers[name], features, edge_index, training=training)
-            graphs |= {id(one): one for one in made}
+            graphs |= {id(graph): graph for graph in made}
     for name, plan in plans.items():
         setattr(layers[name], PLAN, plan)
     settings.timing = False  # calls never take times
@@ -332,7 +333,7 @@ def _plan(
     planned, values, _ = prepared
     own = planned.program is None
     multiplied = [plan.adapter.graph(layer, x, edge_index)] if own else values.values()
-    return [one for one in multiplied if isinstance(one, Graph)]
+    return [graph for graph in multiplied if isinstance(graph, Graph)]
 
 
 def _why_left(module: Module) -> str:
@@ -431,7 +432,7 @@ def _inputs(model: Module, graph: object, x: object) -> tuple[Any, ...]:
                 f"{error}."
             ) from None
         return tuple(x)
-    of_pyg = [name for name, one in model.named_modules() if layer_of_pyg(one) is not None]
+    of_pyg = [name for name, module in model.named_modules() if layer_of_pyg(module) is not None]
     if isinstance(graph, Graph | Shared) and of_pyg:
         raise DtypeError(
             f"graph is a {type(graph).__name__}, but {of_pyg[0] or 'model'} is a layer of PyG: "
@@ -450,10 +451,10 @@ def _facts(
 ) -> dict[str, Any]:
     """Return what decides for a plan, to be the same on all processes that share a graph."""
     kinds = [
-        (tuple(one.shape[1:]), str(one.dtype), one.requires_grad, one.is_inference())
-        if isinstance(one, Tensor)
-        else type(one).__name__
-        for one in inputs
+        (tuple(value.shape[1:]), str(value.dtype), value.requires_grad, value.is_inference())
+        if isinstance(value, Tensor)
+        else type(value).__name__
+        for value in inputs
     ]
     training = model.training if training is None else training
     facts = {"x": kinds, "training": training, "steps": steps, "mode": mode}
@@ -461,8 +462,8 @@ def _facts(
     for name, module in model.named_modules():
         if name:
             facts[f"model.{name}"] = type_name(type(module)), module.training
-    for name, one in model.named_parameters():
-        facts[f"model.{name}"] = tuple(one.shape), str(one.dtype), one.requires_grad
+    for name, p in model.named_parameters():
+        facts[f"model.{name}"] = tuple(p.shape), str(p.dtype), p.requires_grad
     return facts | {"bfloat16 in float32 products": bf16_is_allowed()}
 
 

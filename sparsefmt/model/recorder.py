@@ -99,9 +99,9 @@ class Recorder:
     ) -> NoReturn:
         """Raise what stopped the run, by its line if CUDA did; ``error`` may have followed it."""
         of_cuda = [
-            one
-            for one in _chain(cause, outside)
-            if "captur" in str(one) and not isinstance(one, SparseFmtError)
+            error
+            for error in _chain(cause, outside)
+            if "captur" in str(error) and not isinstance(error, SparseFmtError)
         ]
         if of_cuda or error is not cause:
             self._mend()

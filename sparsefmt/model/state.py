@@ -70,7 +70,7 @@ class Holdings:
 
 
 def holdings(step: Callable[..., Any] | None, state: Iterable[Any] = ()) -> Holdings:
-    """Find what a function changes or reads, apart from its arguments.
+    """Return what a function changes or reads, apart from its arguments.
 
     ``step`` is a function, a method, a module or a ``partial``: its closure, defaults, the globals
     that its code names and the object that it is bound to are looked through, and so on from there.
@@ -91,7 +91,7 @@ def holdings(step: Callable[..., Any] | None, state: Iterable[Any] = ()) -> Hold
     inner = {id(m) for module in result.modules for m in module.modules() if m is not module}
     result.modules = [module for module in result.modules if id(module) not in inner]
     known = [t for module in result.modules for t in (*module.parameters(), *module.buffers())]
-    known += [p for one in result.optimizers for g in one.param_groups for p in g["params"]]
+    known += [p for o in result.optimizers for g in o.param_groups for p in g["params"]]
     of_modules = {id(t) for t in known}
     result.tensors = [t for t in result.tensors if id(t) not in of_modules]
     result.reached = list(walk.seen.values())

@@ -68,7 +68,7 @@ class State:
         on_host = [g for g in holdings.generators if g.device.type == "cpu"]
         self._randomness = Randomness([*self.generators(), *on_host])
         owners: list[Module | LRScheduler] = [*self.modules, *holdings.schedulers]
-        self._attributes = [Attributes(one) for one in owners]
+        self._attributes = [Attributes(owner) for owner in owners]
         self._settings = Settings(holdings.optimizers, device)
 
     def _named(self) -> Iterator[tuple[str, Tensor]]:
@@ -148,11 +148,11 @@ class State:
                         value.fill_(group["lr"] if first == "lr" else first)
         self._randomness.restore()
         if attributes:
-            for one in self._attributes:
-                one.restore()
+            for owner in self._attributes:
+                owner.restore()
 
     def keep_made(self) -> None:
-        """Take the state that optimizers have made for that which a graph writes to."""
+        """Keep the state that optimizers have made, which a graph then writes to."""
         made = [dict(optimizer.state.get(p, {})) for optimizer, _, p, _ in self.fresh]
         for (optimizer, group, _, name), values in zip(self.fresh, made, strict=True):
             kind = type(optimizer)
@@ -215,11 +215,11 @@ class State:
 
     def refuse_changes(self) -> None:
         """Refuse what a run has changed that a replay would not."""
-        for one in self._attributes:
-            one.refuse_changes()
+        for attributes in self._attributes:
+            attributes.refuse_changes()
         self._settings.refuse("step changes {}")
         for optimizer in self.holdings.optimizers:
-            for key, value in (pair for one in optimizer.state.values() for pair in one.items()):
+            for key, value in (pair for s in optimizer.state.values() for pair in s.items()):
                 on_device = isinstance(value, Tensor) and value.device == self.device
                 if value is not None and not on_device:
                     raise UnsupportedError(
@@ -354,7 +354,7 @@ class Guard:
             (m, vars(m), {k: v for k, v in vars(m).items() if isinstance(v, PLAIN)}.items())
             for m in modules
         ]
-        self._states = [(one, one.state, _tensors_in(one.state)) for one in optimizers]
+        self._states = [(o, o.state, _tensors_in(o.state)) for o in optimizers]
         self._settings = Settings(optimizers, state.device)
         self._edges = [(t, t._version) for t in state.holdings.tensors if is_graph(t)]
         names = ((name, read, read()) for name, read in _names_of(step))
