@@ -94,6 +94,8 @@ def dist_spmm(
     others = [factor for factor in factors if factor.requires_grad or factor.dtype is not x.dtype]
     together = edge_weight is None and x.dtype.itemsize >= 4 and not others
     if together and x.requires_grad:
+        if checks.DEBUG:
+            graph.halo.compare(x, False)
         y: Tensor = _Product.apply(x, graph, rows, col_scale, of_halo)  # type: ignore[no-untyped-call]
         return y
     exchange = graph.halo.start(x)
@@ -249,8 +251,6 @@ class _Product(Function):
         ctx.graph, halo = graph, graph.halo
         ctx.save_for_backward(*scales)
         rows, cols, of_halo = scales
-        if checks.DEBUG:
-            halo.compare(x, False)
         parcel = halo.send(x.detach())
         own = SPMM(tensors_of(graph.own).rows, x, None, None, rows, cols, "sum")
         received = halo.receive(parcel).to(x.dtype)
