@@ -1,6 +1,7 @@
 """A graph whose rows are shared out among the ranks of a process group."""
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from typing import Any, TypeVar, cast
@@ -19,11 +20,11 @@ from ..formats import checks
 from ..graph.graph import Graph
 from ..interop.torch import to_tensor
 from ..model.layers import edges_with_loops
-from .agreement import first_of, on_all_ranks, on_device
+from .agreement import Group, first_of, on_all_ranks, on_device
 from .halo import FLOATING, Halo, check_edges, halo_of, numbered_graph
-from .parts.files import read_part
+from .parts.files import Partition, read_part
 from .parts.rows import check_ends, checked
-from .products import dist_spmm, maxk_product, split_and_checked
+from .products import checked_weights, dist_spmm, maxk_product
 
 T = TypeVar("T")
 
@@ -86,10 +87,10 @@ class DistGraph(Shared):
     def __init__(
         self,
         edge_index: Tensor,
-        bounds: Any,
-        group: Any = None,
+        bounds: Sequence[int],
+        group: Group = None,
         *,
-        source_bounds: Any = None,
+        source_bounds: Sequence[int] | None = None,
         exchange_dtype: torch.dtype | None = None,
     ) -> None:
         self.group, self.rank = group, dist.get_rank(group)
@@ -100,7 +101,8 @@ class DistGraph(Shared):
             nonlocal halo
             ranks = dist.get_world_size(group)
             self.bounds = checked(bounds, ranks)
-            self.source_bounds = self.bounds if self.is_square else checked(source_bounds, ranks)
+            borders = self.bounds if source_bounds is None else source_bounds
+            self.source_bounds = checked(borders, ranks)
             if exchange_dtype is not None and exchange_dtype not in FLOATING:
                 raise DtypeError(
                     f"exchange_dtype is {exchange_dtype!r}: give torch.bfloat16, float16, float32 "
@@ -109,7 +111,14 @@ class DistGraph(Shared):
             self._targets = slice(*self.bounds[self.rank : self.rank + 2])
             self._sources = slice(*self.source_bounds[self.rank : self.rank + 2])
             check_edges(edge_index, self.source_bounds[-1], self._targets, self.rank)
-            halo = self._number(edge_index)
+            columns, halo = halo_of(edge_index[0], self.source_bounds, self.rank)
+            self.n_local = self._targets.stop - self._targets.start
+            self.n_sources = self._sources.stop - self._sources.start
+            rows = edge_index[1] - self._targets.start
+            self._build(columns, rows, len(halo))
+            ends = columns[~self._is_own] - self.n_sources, rows[~self._is_own]
+            #: The graph of the edges whose source is in the halo, and their number.
+            self.rest, self.n_rest = numbered_graph(*ends, len(halo), self.n_local), len(ends[0])
             sources = None if self.is_square else self.source_bounds
             alike: dict[str, Any] = {"bounds": self.bounds, "source_bounds": sources}
             return alike | {"exchange_dtype": str(exchange_dtype), "SPARSEFMT_DEBUG": checks.DEBUG}
@@ -120,18 +129,6 @@ class DistGraph(Shared):
         dist.all_reduce(total, group=group)
         #: Edges of all ranks.
         self.n_edges = int(total)  # synchronize!
-
-    def _number(self, edge_index: Tensor) -> Tensor:
-        """Build the graphs of this rank's edges; return the vertices that it reads of others."""
-        columns, halo = halo_of(edge_index[0], self.source_bounds, self.rank)
-        self.n_local = self._targets.stop - self._targets.start
-        self.n_sources = self._sources.stop - self._sources.start
-        rows = edge_index[1] - self._targets.start
-        self._build(columns, rows, len(halo))
-        ends = columns[~self._is_own] - self.n_sources, rows[~self._is_own]
-        #: The graph of the edges whose source is in the halo, and their number.
-        self.rest, self.n_rest = numbered_graph(*ends, len(halo), self.n_local), len(ends[0])
-        return halo
 
     def _build(self, columns: Tensor, rows: Tensor, n_halo: int) -> None:
         """Build the graph of all entries, and that of those whose source is on this rank."""
@@ -144,7 +141,9 @@ class DistGraph(Shared):
         self.own = numbered_graph(columns[own], rows[own], self.n_sources, self.n_local)
 
     @classmethod
-    def of(cls, graph: Graph, bounds: Any, group: Any = None, **options: Any) -> "DistGraph":
+    def of(
+        cls, graph: Graph, bounds: Sequence[int], group: Group = None, **options: Any
+    ) -> "DistGraph":
         """Build the rows of this rank from a graph that each rank has complete.
 
         Parameters
@@ -188,10 +187,10 @@ class DistGraph(Shared):
     @classmethod
     def load(
         cls,
-        folder: Any,
-        group: Any = None,
+        folder: str | os.PathLike[str] | Partition,
+        group: Group = None,
         *,
-        device: Any = "cpu",
+        device: torch.device | str = "cpu",
         weights: bool = True,
         **options: Any,
     ) -> "DistGraph":
@@ -325,9 +324,8 @@ class DistGraph(Shared):
         self, x: Tensor, edge_weight: Tensor | None = None, *scales: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """Check features, edge values and scales, and cast them as autocast would."""
-        self.check("x", x)
         row_scale, col_scale = scales or (None, None)
-        split_and_checked(self, x, edge_weight, row_scale, col_scale)
+        checked_weights(self, x, edge_weight, "sum", row_scale, col_scale)
         args = x, edge_weight, row_scale, col_scale
         narrow, weight, rows, cols = library.narrowed(x.device.type, *args)
         stays = edge_weight is None or not x.requires_grad
@@ -451,7 +449,7 @@ class DistGraph(Shared):
             dist.broadcast_object_list(answer, first_of(self.group), group=self.group)
         return cast(T, answer[0])
 
-    def check(self, name: str, x: Any, *, of: str = "sources", dims: int | None = 2) -> None:
+    def check(self, name: str, x: object, *, of: str = "sources", dims: int | None = 2) -> None:
         """Check for floating features, a row for each source or target of this rank."""
         if not isinstance(x, Tensor):
             raise DtypeError(f"{name} is a {type(x).__name__}: give a torch.Tensor.")

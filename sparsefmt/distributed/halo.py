@@ -8,7 +8,7 @@ one has asked for; gradients return to the owners, and add up in a fixed order.
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, cast
 from weakref import ref
 
 import torch
@@ -21,8 +21,10 @@ from ..autograd.engine.recording import once
 from ..errors import DtypeError, IndexRangeError, ShapeError, UnsupportedError
 from ..formats import checks
 from ..graph.graph import Graph
-from .agreement import debugging, on_all_ranks
+from .agreement import Group, debugging, on_all_ranks
 
+#: Contexts of autograd's functions, on which attributes are set.
+Ctx: TypeAlias = Any
 #: Dtypes in which features may travel.
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 #: Tensors without a gradient whose received rows a graph remembers at a time.
@@ -53,7 +55,11 @@ class Halo:
     """
 
     def __init__(
-        self, vertices: Tensor, bounds: tuple[int, ...], group: Any, exchange_dtype: Any
+        self,
+        vertices: Tensor,
+        bounds: tuple[int, ...],
+        group: Group,
+        exchange_dtype: torch.dtype | None,
     ) -> None:
         self.vertices, self.group, self.exchange_dtype = vertices, group, exchange_dtype
         self.traffic, self.rank = Traffic(), dist.get_rank(group)
@@ -83,7 +89,7 @@ class Halo:
 
     @cached_property
     def home(self) -> Graph:
-        """Matrix of ones that sums returned gradients by own row: (n_local, n_sent)."""
+        """Return the matrix of ones that sums returned gradients by own row: (n_local, n_sent)."""
         copies = torch.arange(len(self.rows), device=self.rows.device)
         return numbered_graph(copies, self.rows, len(self.rows), self.n_local)
 
@@ -92,65 +98,54 @@ class Halo:
 
         Those of a constant tensor come once, until it is changed or gone, or eight others came.
         """
-        exchange = self.prepared(x)
+        constant = not x.requires_grad and self.memory.accepts(x)
+        exchange = Exchange(self, self.memory.rows_of(x) if constant else None)
+        if checks.DEBUG:
+            self.compare(x, exchange.remembered is not None)
         if exchange.remembered is None:
+            if constant and not torch.is_inference_mode_enabled():
+                exchange.constant = x
             exchange.begun = _Start.apply(x, exchange)  # type: ignore[no-untyped-call]
         return exchange
 
-    def prepared(self, x: Tensor) -> "Exchange":
-        """Return an exchange of the rows of ``x`` that has not begun, or has them remembered."""
-        exchange = Exchange(self)
-        constant = not x.requires_grad and self.memory.accepts(x)
-        if constant:
-            exchange.remembered = self.memory.rows_of(x)
-        if checks.DEBUG and debugging(x.device):
+    def compare(self, x: Tensor, remembered: bool) -> None:
+        """Raise on all ranks, while debugging, if they do not exchange the like."""
+        if debugging(x.device):
             facts = {
                 "the call": "an exchange",
                 "x.dtype": str(x.dtype),
                 "x.shape[1:]": tuple(x.shape[1:]),
                 "x.requires_grad": x.requires_grad,
                 "torch.is_grad_enabled()": torch.is_grad_enabled(),
-                "whether x is as it was exchanged": exchange.remembered is not None,
+                "whether x is as it was exchanged": remembered,
             }
             on_all_ranks(lambda: facts, self.group, x.device, alike=True)
-        if constant and exchange.remembered is None and not torch.is_inference_mode_enabled():
-            exchange.constant = x
-        return exchange
-
-    def _narrowed(self, rows: Tensor) -> Tensor:
-        """Cast rows to the dtype in which they travel."""
-        narrow = self.exchange_dtype
-        if narrow is None or not rows.is_floating_point() or rows.itemsize <= narrow.itemsize:
-            return rows
-        return rows.to(narrow)
 
     def send(self, x: Tensor) -> "Parcel":
         """Begin to send own rows to the ranks that asked for them, or all rows to all ranks."""
         if self.gathered is None:
-            rows = self._narrowed(x.index_select(0, self.rows))
-            return self._all_to_all(rows, self.received, self.sent)
+            return self.exchanged(x.index_select(0, self.rows), self.sent, self.received)
         most, ranks, _ = self.gathered
-        rows = self._narrowed(x)
-        if len(rows) < most:
-            rows = torch.cat([rows, rows.new_zeros(most - len(rows), *rows.shape[1:])])
-        rows, into = rows.contiguous(), rows.new_empty(ranks * most, *rows.shape[1:])
-        self.traffic.exchanges += 1
-        self.traffic.nbytes += (ranks - 1) * rows.nbytes
-        return Parcel(into, rows, _all_gather(into, rows, group=self.group, async_op=True))
+        if len(x) < most:
+            x = torch.cat([x, x.new_zeros(most - len(x), *x.shape[1:])])
+        return self.exchanged(x.contiguous(), None, [most] * ranks)
 
-    def send_home(self, grad: Tensor) -> "Parcel":
-        """Begin to send gradients of the halo's rows to their owners."""
-        return self._all_to_all(self._narrowed(grad.contiguous()), self.sent, self.received)
-
-    def _all_to_all(self, rows: Tensor, received: list[int], sent: list[int]) -> "Parcel":
-        """Begin to send rows, so many to each rank, and to receive so many of each."""
+    def exchanged(self, rows: Tensor, sent: list[int] | None, received: list[int]) -> "Parcel":
+        """Begin to send rows, so many to each rank or all to all, and to receive others."""
+        narrow = self.exchange_dtype
+        if narrow is not None and rows.is_floating_point() and rows.itemsize > narrow.itemsize:
+            rows = rows.to(narrow)
         into = rows.new_empty((sum(received), *rows.shape[1:]))
         self.traffic.exchanges += 1
+        options: Any = {"group": self.group, "async_op": True}
+        if sent is None:
+            self.traffic.nbytes += (len(received) - 1) * rows.nbytes
+            return Parcel(into, rows, _all_gather(into, rows, **options))
         self.traffic.nbytes += rows.nbytes
-        work = dist.all_to_all_single(into, rows, received, sent, group=self.group, async_op=True)
+        work = dist.all_to_all_single(into, rows, received, sent, **options)
         return Parcel(into, rows, work)
 
-    def _of_halo(self, parcel: "Parcel") -> Tensor:
+    def receive(self, parcel: "Parcel") -> Tensor:
         """Wait for rows on their way, and return those of the halo."""
         parcel.work.wait()
         gathered = self.gathered
@@ -193,7 +188,7 @@ class ReceivedRows:
         """Count the tensors whose rows are remembered."""
         return sum(bool(entry.rows) for entry in self._entries)
 
-    def __deepcopy__(self, memo: Any) -> "ReceivedRows":
+    def __deepcopy__(self, memo: object) -> "ReceivedRows":
         """Return a memory without rows."""
         return ReceivedRows(self.some_empty)
 
@@ -229,19 +224,17 @@ class _Entry:
         #: Empty once the tensor is gone.
         self.rows = alive = [rows]
         self.tensor = ref(_base_of(x), lambda _: alive.clear())
-        self.view = x.storage_offset(), x.shape, x.stride(), x.dtype
-        self.version, self.place = x._version, x.data_ptr()
+        self.view, self.state = _view_of(x), (x._version, x.data_ptr())
         self.stream: Any = torch.cuda.current_stream(rows.device) if rows.is_cuda else None
         self.made: Any = None if self.stream is None else self.stream.record_event()
 
     def is_of(self, x: Tensor) -> bool:
         """Return True if the rows are or were those of this tensor."""
-        view = x.storage_offset(), x.shape, x.stride(), x.dtype
-        return self.tensor() is _base_of(x) and self.view == view
+        return self.tensor() is _base_of(x) and self.view == _view_of(x)
 
     def is_current(self, x: Tensor) -> bool:
         """Return True if the rows are still those of this tensor."""
-        return self.is_of(x) and self.version == x._version and self.place == x.data_ptr()
+        return self.is_of(x) and self.state == (x._version, x.data_ptr())
 
     def read(self) -> Tensor:
         """Return the rows to the current stream, which waits for the one that made them."""
@@ -257,6 +250,11 @@ class _Entry:
 def _base_of(x: Tensor) -> Tensor:
     """Return the tensor that lives as long as the memory of ``x`` is this one's."""
     return x if x._base is None else x._base
+
+
+def _view_of(x: Tensor) -> tuple[Any, ...]:
+    """Return what tells views of one tensor apart."""
+    return x.storage_offset(), x.shape, x.stride(), x.dtype
 
 
 @dataclass(eq=False)
@@ -284,22 +282,13 @@ class Exchange:
             self.constant = None
         return received
 
-    def start_back(self, grad: Tensor) -> Tensor:
-        """Begin to send gradients to their owners; returns a tensor without values."""
-        self.back = self.halo.send_home(grad)
-        return grad.new_empty(0)
-
-    def finish_back(self, like: Tensor) -> Tensor:
-        """Wait for the gradients of the rows that were sent, in the dtype of ``like``."""
+    def add_up(self, like: Tensor) -> Tensor:
+        """Wait for the gradients of own rows, and add them up in the dtype of a tensor."""
         if self.back is None:
             raise UnsupportedError("what an exchange receives was not finished: call finish().")
         parcel, self.back = self.back, None
         parcel.work.wait()
-        return parcel.into.to(like.dtype)
-
-    def add_up(self, like: Tensor) -> Tensor:
-        """Wait for the gradients of own rows, and add them up in the dtype of a tensor."""
-        received = self.finish_back(like)
+        received = parcel.into.to(like.dtype)
         rows = received.flatten(1) if received.dim() > 1 else received[:, None]
         total = spmm(self.halo.home, rows)
         return total.view(len(total), *received.shape[1:])
@@ -309,13 +298,13 @@ class _Start(Function):
     """Send own rows; backward adds up the gradients that return."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, exchange: Exchange) -> Tensor:
+    def forward(ctx: Ctx, x: Tensor, exchange: Exchange) -> Tensor:
         ctx.exchange = exchange
         exchange.forth = exchange.halo.send(x.detach())
         return x.new_empty(0)
 
     @staticmethod
-    def backward(ctx: Any, like: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Ctx, like: Tensor) -> tuple[Tensor, None]:
         return once(EXCHANGED, ctx.exchange.add_up, like, instead=ONE_PROCESS), None
 
 
@@ -323,18 +312,22 @@ class _Finish(Function):
     """Wait for the rows that were sent; backward begins to send their gradients home."""
 
     @staticmethod
-    def forward(ctx: Any, begun: Tensor, exchange: Exchange) -> Tensor:
-        ctx.exchange = exchange
-        parcel: Any = exchange.forth
+    def forward(ctx: Ctx, begun: Tensor, exchange: Exchange) -> Tensor:
+        ctx.exchange, parcel = exchange, cast(Parcel, exchange.forth)
         exchange.forth = None
-        return exchange.halo._of_halo(parcel).to(begun.dtype)
+        return exchange.halo.receive(parcel).to(begun.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return once(EXCHANGED, ctx.exchange.start_back, grad, instead=ONE_PROCESS), None
+    def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor, None]:
+        def send_home(grad: Tensor) -> Tensor:
+            halo = ctx.exchange.halo
+            ctx.exchange.back = halo.exchanged(grad.contiguous(), halo.received, halo.sent)
+            return grad.new_empty(0)
+
+        return once(EXCHANGED, send_home, grad, instead=ONE_PROCESS), None
 
 
-def check_edges(edge_index: Any, n_sources: int, targets: slice, rank: int) -> None:
+def check_edges(edge_index: object, n_sources: int, targets: slice, rank: int) -> None:
     """Check that sources are vertices of the graph, and targets those of a rank."""
     if not isinstance(edge_index, Tensor) or edge_index.dtype is not torch.int64:
         kind = getattr(edge_index, "dtype", type(edge_index).__name__)

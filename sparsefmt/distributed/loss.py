@@ -1,6 +1,6 @@
 """Training over ranks: losses and scores of labelled vertices, and weights that all have alike."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -10,14 +10,14 @@ from torch.nn import Module, functional
 from torch.nn.parameter import is_lazy
 
 from ..errors import DeviceError, DtypeError, IndexRangeError, ShapeError, UnsupportedError
-from .agreement import first_of
+from .agreement import Group, first_of
 
 #: The label of a vertex without one, as in torch; others below 0 mean the same.
 UNLABELLED = -100
 
 
 def cross_entropy(
-    logits: Tensor, labels: Tensor, mask: Tensor | None = None, group: Any = None
+    logits: Tensor, labels: Tensor, mask: Tensor | None = None, group: Group = None
 ) -> Tensor:
     """Compute this rank's share of the cross entropy; shares add up to that of the whole graph.
 
@@ -62,7 +62,7 @@ def cross_entropy(
 
 
 def accuracy(
-    logits: Tensor, labels: Tensor, mask: Tensor | None = None, group: Any = None
+    logits: Tensor, labels: Tensor, mask: Tensor | None = None, group: Group = None
 ) -> float:
     """Return the share of the labelled vertices of all ranks whose largest logit is their label's.
 
@@ -93,7 +93,7 @@ def accuracy(
     return score / max(count, 1)
 
 
-def _masked_labels(logits: Any, labels: Any, mask: Any) -> Tensor:
+def _masked_labels(logits: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
     """Check the tensors of a loss; return labels, ``UNLABELLED`` where they do not count."""
     for name, value in (("logits", logits), ("labels", labels), ("mask", mask)):
         if not isinstance(value, Tensor) and not (name == "mask" and value is None):
@@ -127,7 +127,7 @@ def _masked_labels(logits: Any, labels: Any, mask: Any) -> Tensor:
     return masked
 
 
-def sum_gradients(module_or_parameters: Module | Iterable[Tensor], group: Any = None) -> None:
+def sum_gradients(module_or_parameters: Module | Iterable[Tensor], group: Group = None) -> None:
     """Add up the gradients of weights over all ranks, after backward, in place.
 
     ``p.grad = sum_ranks p.grad`` for each parameter that requires a gradient.
@@ -169,7 +169,7 @@ def sum_gradients(module_or_parameters: Module | Iterable[Tensor], group: Any = 
     _run_flat(grads, lambda flat: dist.all_reduce(flat, group=group))
 
 
-def broadcast_parameters(module: Module, group: Any = None) -> None:
+def broadcast_parameters(module: Module, group: Group = None) -> None:
     """Copy the parameters and buffers of the first rank to all ranks, in place.
 
     Parameters
@@ -212,7 +212,7 @@ def broadcast_parameters(module: Module, group: Any = None) -> None:
     _run_flat(detached, lambda flat: dist.broadcast(flat, root, group=group))
 
 
-def _parameters(source: Any) -> list[Tensor]:
+def _parameters(source: Module | Iterable[Any]) -> list[Tensor]:
     """Return the parameters of a module or iterable; raise if one has no values."""
     if isinstance(source, Tensor):
         raise DtypeError("one tensor is given: give a module, or a list of its parameters.")
@@ -229,7 +229,7 @@ def _parameters(source: Any) -> list[Tensor]:
     return parameters
 
 
-def _run_flat(tensors: list[Tensor], collective: Any) -> None:
+def _run_flat(tensors: list[Tensor], collective: Callable[[Tensor], object]) -> None:
     """Run an in-place collective over tensors, those of one dtype flattened into one."""
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:

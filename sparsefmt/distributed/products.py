@@ -18,7 +18,7 @@ from ..autograd.tensors.shared import Shared
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..formats import checks
 from .agreement import debugging, on_all_ranks
-from .halo import EXCHANGED, ONE_PROCESS, Exchange
+from .halo import EXCHANGED, ONE_PROCESS, Ctx
 
 if TYPE_CHECKING:
     from ..graph.graph import Graph
@@ -79,7 +79,7 @@ def dist_spmm(
             f"graph is a {type(graph).__name__}: give a DistGraph, or use autograd.spmm."
         )
     if graph.whole is not None:
-        _check_product(graph, x, edge_weight, reduce)
+        checked_weights(graph, x, edge_weight, reduce, split=False)
         scales = {"row_scale": row_scale, "col_scale": col_scale}
         return spmm(graph.whole, x, edge_weight, reduce=reduce, **scales)
     weights = _agreed(graph, x, edge_weight, reduce, None, row_scale, col_scale)
@@ -89,21 +89,23 @@ def dist_spmm(
     if col_scale is not None:
         x, col_scale, of_halo = _scaled(graph, x, col_scale)
     rows = graph.mean_scale(x, row_scale) if reduce == "mean" else row_scale
-    takes_own = edge_weight is None and _are_constant(x, rows, col_scale)
-    if takes_own and x.requires_grad:
-        exchange = graph.halo.prepared(x)
-        operands = x, exchange, graph.own, rows, col_scale
-        own, exchange.begun = _StartAndMultiply.apply(*operands)  # type: ignore[no-untyped-call]
-    else:
-        exchange = graph.halo.start(x)
-        own = _multiplied(graph.own, x, weights[0], rows, col_scale, reduce)
+    factors = [factor for factor in (rows, col_scale) if factor is not None]
+    # A kernel takes factors as they are if they are constants in the dtype of x.
+    others = [factor for factor in factors if factor.requires_grad or factor.dtype is not x.dtype]
+    together = edge_weight is None and x.dtype.itemsize >= 4 and not others
+    if together and x.requires_grad:
+        if checks.DEBUG:
+            graph.halo.compare(x, False)
+        y: Tensor = _Product.apply(x, graph, rows, col_scale, of_halo)  # type: ignore[no-untyped-call]
+        return y
+    exchange = graph.halo.start(x)
+    y = _multiplied(graph.own, x, weights[0], rows, col_scale, reduce)
     received = exchange.finish()
-    y: Tensor = own
-    if takes_own and graph.n_rest and received.dtype is own.dtype:
-        y = _AddProduct.apply(received, own, graph.rest, rows, of_halo)  # type: ignore[no-untyped-call]
-    else:
-        y.add_(_multiplied(graph.rest, received, weights[1], rows, of_halo, reduce))
-    return y
+    if together and graph.n_rest and received.dtype is y.dtype:
+        side, sums = tensors_of(graph.rest).rows, (None, None, rows, of_halo, "sum")
+        y = SPMM(side, received, *sums, y, None, False, None)
+        return y
+    return y.add_(_multiplied(graph.rest, received, weights[1], rows, of_halo, reduce))
 
 
 def maxk_product(
@@ -136,7 +138,9 @@ def maxk_product(
     numbers = graph.halo.start(sent)
     exchange = graph.halo.start(data)
 
-    def product(part: "Graph", columns: Tensor, data: Tensor, weight: Any, scale: Any) -> Tensor:
+    def product(
+        part: "Graph", columns: Tensor, data: Tensor, weight: Tensor | None, scale: Tensor | None
+    ) -> Tensor:
         tensors = tensors_of(part)
         data, values, _, scale = csr_operands(tensors, data, weight, None, scale)
         with torch.autocast(x.device.type, enabled=False):  # which would narrow the scale too
@@ -157,35 +161,36 @@ def _agreed(
     *scales: Tensor | None,
 ) -> Weights:
     """Check the arguments of a product and split edge weights; while debugging, over all ranks."""
+    device = graph.halo.vertices.device
+    if not (checks.DEBUG and debugging(device)):
+        return checked_weights(graph, x, edge_weight, reduce, *scales)
     weights: Weights = None, None
 
-    def check() -> dict[str, Any]:
+    def described() -> dict[str, Any]:
         nonlocal weights
-        _check_product(graph, x, edge_weight, reduce)
-        if edge_weight is not None or scales[0] is not None or scales[1] is not None:
-            weights = split_and_checked(graph, x, edge_weight, *scales)
+        weights = checked_weights(graph, x, edge_weight, reduce, *scales)
         tensors = {"row_scale": scales[0], "col_scale": scales[1], "x": x}
         args = {"edge_weight": edge_weight, "reduce": reduce, "k": k, **tensors}
-        return {"the call": "a product", **args}
-
-    def described() -> dict[str, Any]:
-        return {
+        return {"the call": "a product"} | {
             name: f"{value.dtype} with rows of shape {tuple(value.shape[1:])}"
             if isinstance(value, Tensor)
             else value
-            for name, value in check().items()
+            for name, value in args.items()
         }
 
-    device = graph.halo.vertices.device
-    if checks.DEBUG and debugging(device):
-        on_all_ranks(described, graph.group, device, alike=True)
-    else:
-        check()
+    on_all_ranks(described, graph.group, device, alike=True)
     return weights
 
 
-def _check_product(graph: "DistGraph", x: Tensor, edge_weight: Any, reduce: str) -> None:
-    """Check features, the reduction and the axes of edge weights."""
+def checked_weights(
+    graph: "DistGraph",
+    x: Tensor,
+    edge_weight: Tensor | None,
+    reduce: str,
+    *scales: Tensor | None,
+    split: bool = True,
+) -> Weights:
+    """Check the arguments of a product before anything travels, and split edge weights."""
     if reduce not in ("sum", "mean"):
         raise UnsupportedError(f"reduce is {reduce!r}: give 'sum' or 'mean'.")
     graph.check("x", x)
@@ -194,12 +199,8 @@ def _check_product(graph: "DistGraph", x: Tensor, edge_weight: Any, reduce: str)
             f"edge_weight has shape {tuple(edge_weight.shape)} but a mean takes one value of each "
             f"edge: give ({graph.local.nnz},)."
         )
-
-
-def split_and_checked(
-    graph: "DistGraph", x: Tensor, edge_weight: Tensor | None, *scales: Tensor | None
-) -> Weights:
-    """Check factors before anything travels, as ``autograd.spmm``, and split edge weights."""
+    if not split or not [factor for factor in (edge_weight, *scales) if factor is not None]:
+        return None, None
     tensors = tensors_of(graph.own)
     like, row_scale, col_scale = library.narrowed(tensors.kind, x[:0], *scales)
     check_scales(tensors, like, row_scale, col_scale)
@@ -239,64 +240,38 @@ def _multiplied(
         return multiply(tensors, False, x, values, rows, cols)
 
 
-def _are_constant(x: Tensor, *scales: Tensor | None) -> bool:
-    """Return True if a kernel takes the scales as they are: constants of the dtype of ``x``."""
-    if x.dtype.itemsize < 4:
-        return False
-    for scale in scales:
-        if scale is not None and (scale.requires_grad or scale.dtype is not x.dtype):
-            return False
-    return True
-
-
-class _StartAndMultiply(Function):
-    """Begin an exchange and multiply own features meanwhile, as one node.
+class _Product(Function):
+    """A product with constant factors, in one node: own features while those of the halo travel.
 
     So in backward one kernel adds the gradients that return to those of own rows.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, exchange: Exchange, graph: "Graph", *scales: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        ctx.exchange, ctx.graph = exchange, graph
+    def forward(ctx: Ctx, x: Tensor, graph: "DistGraph", *scales: Tensor | None) -> Tensor:
+        ctx.graph, halo = graph, graph.halo
         ctx.save_for_backward(*scales)
-        exchange.forth = exchange.halo.send(x.detach())
-        y = SPMM(tensors_of(graph).rows, x, None, None, *scales, "sum")
-        return y, x.new_empty(0)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        return once(EXCHANGED, partial(_added_up, ctx), grad, instead=ONE_PROCESS), *(None,) * 4
-
-
-def _added_up(ctx: Any, grad: Tensor) -> Tensor:
-    """Compute the gradient of features: that of own rows, and what other ranks send back."""
-    (rows, cols), exchange = ctx.saved_tensors, ctx.exchange
-    dx: Tensor = SPMM(tensors_of(ctx.graph).columns, grad, None, None, cols, rows, "sum")
-    received = exchange.finish_back(dx)
-    if len(received):
-        side, sums = tensors_of(exchange.halo.home).rows, (None,) * 4
-        dx = SPMM(side, received, *sums, "sum", dx, None, False, None)
-    return dx
-
-
-class _AddProduct(Function):
-    """``own[i, f] + r[i] * sum_e(c[j] * x[j, f])`` over the entries of a graph, as a new tensor."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, own: Tensor, graph: "Graph", *scales: Tensor | None) -> Tensor:
-        ctx.graph = graph
-        ctx.save_for_backward(*scales)
-        side = tensors_of(graph).rows
-        y: Tensor = SPMM(side, x, None, None, *scales, "sum", own, None, False, None)
+        rows, cols, of_halo = scales
+        parcel = halo.send(x.detach())
+        own = SPMM(tensors_of(graph.own).rows, x, None, None, rows, cols, "sum")
+        received = halo.receive(parcel).to(x.dtype)
+        side, sums = tensors_of(graph.rest).rows, (None, None, rows, of_halo, "sum")
+        y: Tensor = SPMM(side, received, *sums, own, None, False, None)
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        dx = None
-        if ctx.needs_input_grad[0]:
-            rows, cols = ctx.saved_tensors
-            args = tensors_of(ctx.graph).columns, grad, None, None, cols, rows, "sum"
-            dx = once(EXCHANGED, SPMM, *args, instead=ONE_PROCESS)
-        return dx, grad, None, None, None
+    def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return once(EXCHANGED, partial(_gradient, ctx), grad, instead=ONE_PROCESS), *(None,) * 4
+
+
+def _gradient(ctx: Ctx, grad: Tensor) -> Tensor:
+    """Compute the gradient of features: that of own rows, and what other ranks send back."""
+    (rows, cols, of_halo), graph = ctx.saved_tensors, ctx.graph
+    halo, product = graph.halo, (grad, None, None)
+    of_others = SPMM(tensors_of(graph.rest).columns, *product, of_halo, rows, "sum")
+    parcel = halo.exchanged(of_others.contiguous(), halo.received, halo.sent)
+    dx: Tensor = SPMM(tensors_of(graph.own).columns, *product, cols, rows, "sum")
+    parcel.work.wait()
+    received, sums = parcel.into.to(dx.dtype), (None,) * 4
+    if len(received):
+        dx = SPMM(tensors_of(halo.home).rows, received, *sums, "sum", dx, None, False, None)
+    return dx

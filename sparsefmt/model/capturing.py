@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..autograd.tensors.lifetimes import noting
@@ -31,7 +31,7 @@ def capture(
     state: Iterable[Any] | None = None,
     check: bool = True,
     clone: bool = False,
-    pool: Any = None,
+    pool: tuple[int, int] | None = None,
     capture_error_mode: str = "global",
 ) -> Callable[..., Any]:
     """Record a training step, its optimizer included, or an inference, as one CUDA graph.
@@ -115,7 +115,7 @@ def capture(
         return Captured(step, inputs, State(values, device), recorder, check=check, clone=clone)
 
 
-def _recorder(inputs: Inputs, pool: Any, mode: str) -> Recorder | None:
+def _recorder(inputs: Inputs, pool: tuple[int, int] | None, mode: str) -> Recorder | None:
     """Return what records, None where there is no GPU."""
     if not torch.cuda.is_available():
         return None
@@ -207,14 +207,6 @@ class Captured(Step):
         return tree_unflatten(results, made.spec)
 
 
-class Gradient(NamedTuple):
-    """A parameter's gradient in a graph: what it adds to, if to any, and what it ends as."""
-
-    of: Tensor
-    start: Tensor | None
-    end: Tensor | None
-
-
 class Gradients:
     """The gradients of parameters that a captured graph adds to and leaves."""
 
@@ -224,30 +216,30 @@ class Gradients:
             if id(parameter) in receive and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         self._starts = [(p, p.grad, 0 if p.grad is None else p.grad._version) for p in parameters]
-        self._gradients: list[Gradient] = []
+        #: Parameters, and their gradients: what a replay adds to, if to any, and what it leaves.
+        self._gradients: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
 
     def end(self) -> None:
         """Keep what the recorded run has made of the gradients that there were."""
         for parameter, start, version in self._starts:
             read = start is not None and (parameter.grad is start or start._version != version)
             if read or parameter.grad is not None:
-                start = start if read else None
-                self._gradients.append(Gradient(parameter, start, parameter.grad))
+                self._gradients.append((parameter, start if read else None, parameter.grad))
         self._starts = []
 
     def put(self) -> None:
         """Put the gradients that there are where a replay adds to them."""
-        for of, start, _ in self._gradients:
-            if start is not None and of.grad is not start:
+        for parameter, start, _ in self._gradients:
+            if start is not None and parameter.grad is not start:
                 with torch.no_grad():
-                    start.zero_() if of.grad is None else start.copy_(of.grad)
-                of.grad = start
+                    start.zero_() if parameter.grad is None else start.copy_(parameter.grad)
+                parameter.grad = start
 
     def show(self) -> None:
         """Put the gradients that a replay has left where a step leaves them."""
-        for of, _, end in self._gradients:
-            if of.grad is not end:
-                of.grad = end
+        for parameter, _, end in self._gradients:
+            if parameter.grad is not end:
+                parameter.grad = end
 
 
 class Recorded(NamedTuple):
@@ -275,6 +267,7 @@ class _Making:
         self, step: Step, state: State, inputs: list[Tensor | None], recorder: Recorder
     ) -> None:
         self._step, self._state, self._inputs, self._recorder = step, state, inputs, recorder
+        self._tensors = [tensor for tensor in inputs if tensor is not None]
         self._receive: set[int] = set()
         self._spec: Any = None
 
@@ -305,7 +298,7 @@ class _Making:
 
     def _warm_up(self) -> None:
         """Run as often as it takes until nothing is made for the first time."""
-        state, versions = self._state, [tensor._version for tensor in self._tensors()]
+        state, versions = self._state, [tensor._version for tensor in self._tensors]
         for _ in range(WARM_UPS):
             try:
                 with _only(state.holdings.optimizers), self._receiving():
@@ -320,7 +313,7 @@ class _Making:
                     )
             state.refuse_changes()
             self._step.inputs.refuse_graphs(self._inputs)
-            pairs = zip(self._tensors(), versions, strict=True)
+            pairs = zip(self._tensors, versions, strict=True)
             for number, (tensor, version) in enumerate(pairs):
                 if tensor._version != version or tensor.grad is not None:
                     what = "writes to" if tensor.grad is None else "leaves a gradient at"
@@ -329,9 +322,6 @@ class _Making:
                         "return the result, torch.autograd.grad(...) for instance."
                     )
             state.restore()
-
-    def _tensors(self) -> list[Tensor]:
-        return [tensor for tensor in self._inputs if tensor is not None]
 
     @contextmanager
     def _receiving(self) -> Iterator[None]:
@@ -375,7 +365,7 @@ class _Making:
             graph, results = self._recorder.record(self._run, state.generators()[1:])
         gradients.end()
         made = [optimizer.state.get(p, {}) for optimizer, _, p, _ in state.fresh]
-        if [set(one) for one in made] != [set(one) for one in state.made]:
+        if [*map(set, made)] != [*map(set, state.made)]:
             raise UnsupportedError(
                 "an optimizer makes its state in a later step: take some before."
             )
@@ -404,7 +394,7 @@ class _Making:
 
 
 def _results(results: list[Tensor | None]) -> dict[str, Tensor]:
-    return {f"result {n}": one.clone() for n, one in enumerate(results) if one is not None}
+    return {f"result {n}": t.clone() for n, t in enumerate(results) if t is not None}
 
 
 def _static(value: Tensor | None) -> Any:
@@ -417,10 +407,10 @@ def _only(optimizers: list[Any]) -> Iterator[None]:
     """Refuse the steps of other optimizers, whose state would not be put back."""
     thread = get_ident()
 
-    def refuse(optimizer: Any, *_: Any) -> None:
+    def refuse(optimizer: Optimizer, *_: object) -> None:
         # Backward runs on threads of its own: a hook of a parameter may step there.
         ours = get_ident() == thread or torch._C._current_autograd_node() is not None
-        if ours and all(optimizer is not one for one in optimizers):
+        if ours and all(optimizer is not known for known in optimizers):
             raise UnsupportedError(
                 f"step uses an optimizer ({type(optimizer).__name__}) that was not found in what "
                 "its code names: give capture(..., state=(model, optimizer))."

@@ -76,7 +76,17 @@ class Code(NamedTuple):
 
     name: str  #: of the layer's class: times of one layer's code are not another's
     run: Callable[[Values], Any]
+    functions: Functions  #: of primitives
     finish: Callable[[Any], Any]
+
+
+class Own(NamedTuple):
+    """The composition that a layer has by itself, if it is one of the trees."""
+
+    usual: str = ""
+    narrowing: str = ""  #: where the layer maps features before it aggregates them
+    #: Both, of a graph that processes share: where it maps features first, and where it does not.
+    over_processes: tuple[str, str] = ("", "")
 
 
 @dataclass
@@ -107,33 +117,27 @@ class Composition:
     """An expression with a plan for each kind of call."""
 
     expression: Expression
-    default: str  #: the layer's own composition, if it is one of the trees
+    own: Own
     settings: Settings
-    narrowing: str = ""  #: the same where the layer maps features before it aggregates them
-    #: Both, of a graph that processes share: where it maps features first, and where it does not.
-    over_processes: tuple[str, str] = ("", "")
     plans: dict[Any, Planned] = field(default_factory=dict)
     chosen: dict[Any, Plan] = field(default_factory=dict)  #: by sizes to the next power of two
 
-    def planned(
-        self,
-        values: Values,
-        functions: Functions,
-        code: Code,
-        constants: Collection[str] = (),
-    ) -> Planned:
+    def planned(self, values: Values, code: Code, constants: Collection[str] = ()) -> Planned:
         """Return the plan for such values, made at the first call."""
         like = first_tensor(values)
-        key = (
-            *modes(like),
-            *(_kind(value, name in constants) for name, value in values.items()),
+        kinds = (
+            number_of(value)
+            if isinstance(value, Graph | Shared)
+            else (value.shape, value.dtype, value.device, value.requires_grad, name in constants)
+            for name, value in values.items()
         )
+        key = *modes(like), *kinds
         result = self.plans.pop(key, None)
         if result is None:
             if capturing(like):
                 return Planned(None, None)  # no time to plan, which synchronises
             with torch.random.fork_rng([like.device] if like.is_cuda else []):
-                chosen = self._plan(values, functions, code, constants)
+                chosen = self._plan(values, code, constants)
             tree = chosen.chosen.tree
             result = Planned(chosen, None if tree == chosen.own else Program(tree))
             while len(self.plans) >= MAX_PLANS:
@@ -141,13 +145,7 @@ class Composition:
         self.plans[key] = result  # the last used is the last to go
         return result
 
-    def _plan(
-        self,
-        values: Values,
-        functions: Functions,
-        code: Code,
-        constants: Collection[str],
-    ) -> Plan:
+    def _plan(self, values: Values, code: Code, constants: Collection[str]) -> Plan:
         """Choose a plan, the same for graphs of about one size: samples come by the thousand."""
         leaves = {leaf.name: leaf for leaf in leaves_of(self.expression)}
         bound = {
@@ -164,6 +162,7 @@ class Composition:
         result = self.chosen.get(key)
         if result is None or self.settings.timing:
             expression = rebuilt(self.expression, bound)
+            own = self._layers_tree(sizes, bound, values)
             result = plan(
                 expression if dist is None else over_processes(expression),
                 sizes,
@@ -174,10 +173,12 @@ class Composition:
                 rounded=rounded,
                 travelling=travelling,
                 orders=(sizes,),
-                own=partial(_is_layers, self._layers_tree(sizes, bound, values)),
+                own=lambda tree: (  # nothing of it is kept
+                    text_of(tree) == own and not any(step.constant for step in steps(tree))
+                ),
             )
             if dist is None:  # processes would time apart, and choose apart
-                result = self._measured(result, values, functions, code)
+                result = self._measured(result, values, code)
             self.chosen[key] = result
         return result
 
@@ -187,12 +188,13 @@ class Composition:
         """Return the composition that the layer has by itself for these widths."""
         dist = shared_of(values)
         if dist is not None:
-            return self.over_processes[not dist.maps_first(values["H"], sizes["out"])]
-        if self.narrowing and maps_first(sizes["in"], sizes["out"], gradient=leaves["H"].grad):
-            return self.narrowing
-        return self.default
+            return self.own.over_processes[not dist.maps_first(values["H"], sizes["out"])]
+        usual, narrowing, _ = self.own
+        if narrowing and maps_first(sizes["in"], sizes["out"], gradient=leaves["H"].grad):
+            return narrowing
+        return usual
 
-    def _measured(self, result: Plan, values: Values, functions: Functions, code: Code) -> Plan:
+    def _measured(self, result: Plan, values: Values, code: Code) -> Plan:
         """Time those too close to decide, or all promoted, unless they were timed before."""
         auto, like = self.settings.mode == "auto", first_tensor(values)
         trees = [c.tree for c in (result.close if auto else result.promoted)]
@@ -204,13 +206,21 @@ class Composition:
         key = result.expression, graphs, sizes, *kind, code.name, tuple(trees)
         seconds = _REMEMBERED.get(key, {})
         if self.settings.timing and (not seconds or not auto):
-            leaves = {name: _detached(value) for name, value in values.items()}
-            runs = {
-                tree: partial(code.run, leaves)
-                if tree == result.own
-                else partial(_finished, Program(tree), code.finish, leaves, functions)
-                for tree in trees
+            # The same numbers without their history, so that timing leaves no gradients.
+            leaves = {
+                name: value.detach().requires_grad_()
+                if isinstance(value, Tensor) and value.requires_grad
+                else value
+                for name, value in values.items()
             }
+
+            def run_of(tree: Tree) -> Callable[[], Any]:
+                if tree == result.own:
+                    return partial(code.run, leaves)
+                program = Program(tree)
+                return lambda: code.finish(program(leaves, code.functions))
+
+            runs = {tree: run_of(tree) for tree in trees}
             seconds = _timed(runs, like, MAX_ITERATIONS if auto else None)
             while len(_REMEMBERED) >= MAX_REMEMBERED:
                 _REMEMBERED.pop(next(iter(_REMEMBERED)), None)
@@ -249,7 +259,7 @@ def rebuilt(expression: Expression, leaves: Mapping[str, Leaf]) -> Expression:
             return replace(expression, arguments=tuple(rebuilt(p, leaves) for p in parts))
 
 
-def _bound(leaf: Leaf, value: Any, constant: bool) -> Leaf:
+def _bound(leaf: Leaf, value: Graph | Shared | Tensor, constant: bool) -> Leaf:
     """Return the leaf with a graph's kind, or whether a tensor is constant and has a gradient."""
     if isinstance(value, Shared):
         return replace(leaf, kind="unweighted")
@@ -278,24 +288,7 @@ def modes(like: Tensor) -> tuple[bool, bool]:
     return torch.is_grad_enabled(), rounds
 
 
-def _kind(value: Any, constant: bool) -> Any:
-    if isinstance(value, Graph | Shared):
-        return number_of(value)
-    return value.shape, value.dtype, value.device, value.requires_grad, constant
-
-
-def _is_layers(composition: str, tree: Tree) -> bool:
-    """Return True if the layer computes the tree by itself, with nothing to keep of it."""
-    return text_of(tree) == composition and not any(step.constant for step in steps(tree))
-
-
 # A clock
-
-
-def _finished(
-    program: Program, finish: Callable[[Any], Any], values: Values, functions: Functions
-) -> Any:
-    return finish(program(values, functions))
 
 
 def _timed(
@@ -344,13 +337,6 @@ def _sources(y: Tensor) -> Iterable[Tensor]:
         if hasattr(node, "variable"):
             yield node.variable
         open_ += [following for following, _ in node.next_functions]
-
-
-def _detached(value: Any) -> Any:
-    """Return the same numbers without their history, so that timing leaves no gradients."""
-    if not isinstance(value, Tensor) or not value.requires_grad:
-        return value
-    return value.detach().requires_grad_()
 
 
 def _fingerprint(graph: Graph) -> tuple[int, ...]:

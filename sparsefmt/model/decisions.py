@@ -7,8 +7,9 @@ code holds, the other takes its loss and optimizer.
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
 from weakref import ref
 
 import torch
@@ -89,7 +90,7 @@ class TimedStep:
     steps: int
 
 
-# The order of the vertices
+_ORDER, _TILES, _CAPTURE = (partial(Decision, subject) for subject in _TIMES)
 
 
 def decide_order(step: TimedStep, graph: Graph | None) -> Decision:
@@ -98,37 +99,36 @@ def decide_order(step: TimedStep, graph: Graph | None) -> Decision:
     Predictions count what gathers miss in the caches, for the structure as it is and in the new
     order.  The user's code moves its rows once.
     """
-    said = Decision("order of vertices", "")
     if graph is None or not step.plans:
-        return replace(said, reason="stays, since no layer was planned")
+        return _ORDER("stays, since no layer was planned")
     try:
-        return _order(said, step, graph)
+        return _order(step, graph)
     except (MemoryError, torch.OutOfMemoryError) as error:
-        return replace(said, reason=f"stays ({type(error).__name__}: {error})")
+        return _ORDER(f"stays ({type(error).__name__}: {error})")
 
 
-def _order(said: Decision, step: TimedStep, graph: Graph) -> Decision:
+def _order(step: TimedStep, graph: Graph) -> Decision:
+    """Decide on the order, which is computed if it may pay."""
     csr = graph.csr
     before, least = (_products(step.plans, reach) for reach in (locality(csr), Locality(())))
     each, fixed = FINDING["cpu" if graph.device == "cpu" else "cuda"]
     cost = each * csr.nnz + fixed
     if before < GAIN * least:
-        reason = "stays, since the caches answer nearly all that is gathered"
-        return replace(said, reason=reason)
+        return _ORDER("stays, since the caches answer nearly all that is gathered")
     if (before - least) * step.steps < cost:
-        reason = f"stays, since to find another takes longer than it saves in {step.steps} steps"
-        return replace(said, reason=reason)
+        takes = "to find another takes longer than it saves"
+        return _ORDER(f"stays, since {takes} in {step.steps} steps")
     start = time.perf_counter()
     order = community_order(csr)
     after = _products(step.plans, locality(graph.reordered(order).csr))
     seconds = time.perf_counter() - start
-    said = replace(said, seconds=seconds, predicted=(before, after), order=order)
+    decided = partial(_ORDER, seconds=seconds, predicted=(before, after), order=order)
     if before < GAIN * after:
-        return replace(said, reason="stays, since another gains too little")
+        return decided("stays, since another gains too little")
     if (before - after) * step.steps < cost:
-        return replace(said, reason=f"stays, since another does not pay within {step.steps} steps")
+        return decided(f"stays, since another does not pay within {step.steps} steps")
     reason = "by community pays: graph.reordered(order), and x[order.perm], of the plan's ordering"
-    return replace(said, reason=reason, chosen=True)
+    return decided(reason, chosen=True)
 
 
 def _products(plans: Sequence[Plan], reach: Locality) -> float:
@@ -136,52 +136,42 @@ def _products(plans: Sequence[Plan], reach: Locality) -> float:
     return sum(plan.seconds(reach) for plan in plans)
 
 
-# Tiles
-
-
 def decide_tiles(step: TimedStep) -> Decision:
     """Build tiles for the graphs of a step where that can pay, and keep them if it is faster.
 
     Products by tiles round as torch's own do, and only while torch allows it.
     """
-    said = Decision("tiles", "")
-    reason = _against_tiles(step)
-    each, fixed = BUILDING
-    cost = sum(each * graph.nnz + fixed for graph in step.graphs)
-    products = sum(plan.chosen.predicted for plan in step.plans)
-    if not reason and MOST_SAVED * products * step.steps < cost:
-        reason = f"to build them takes longer than they save in {step.steps} steps"
-    if reason:
-        return replace(said, reason=f"none, since {reason}")
-    stays = False
+    if reason := _against_tiles(step):
+        return _TILES(f"none, since {reason}")
+    result = None
     try:
-        said = _timed_tiles(said, step)
-        stays = said.chosen
+        result = _timed_tiles(step)
     except (MemoryError, torch.OutOfMemoryError) as error:
-        said = replace(said, reason=f"none ({type(error).__name__}: {error})")
+        return _TILES(f"none ({type(error).__name__}: {error})")
     finally:
-        if not stays:
+        if result is None or not result.chosen:
             for graph in step.graphs:
                 drop_tiles(graph, TILE)
-    return said
+    return result
 
 
-def _timed_tiles(said: Decision, step: TimedStep) -> Decision:
+def _timed_tiles(step: TimedStep) -> Decision:
     """Build tiles, and time the step without and with them, twice each after a first run."""
+    like = cast(Tensor, step.like)
     with step.mode():
-        before = min(_runs(step)[1:])
+        before = min([seconds_of(step.run, like) for _ in range(RUNS)][1:])
         start = time.perf_counter()
         for graph in step.graphs:
             prepare(graph, tile=TILE)
         seconds = time.perf_counter() - start
-        first, *later = _runs(step)
+        first, *later = [seconds_of(step.run, like) for _ in range(RUNS)]
     after = min(later)
     seconds += max(0.0, first - after)
-    said = replace(said, seconds=seconds, measured=(before, after))
+    decided = partial(_TILES, seconds=seconds, measured=(before, after))
     if after < TELLING * before:  # what they took to build is spent
         graphs = tuple(map(ref, step.graphs))
-        return replace(said, reason=f"of {TILE[0]} x {TILE[1]}", chosen=True, graphs=graphs)
-    return replace(said, reason="none, since they do not pay as timed")
+        return decided(f"of {TILE[0]} x {TILE[1]}", chosen=True, graphs=graphs)
+    return decided("none, since they do not pay as timed")
 
 
 def _against_tiles(step: TimedStep) -> str:
@@ -199,29 +189,32 @@ def _against_tiles(step: TimedStep) -> str:
         return "no layer was planned"
     if any(has_tiles(graph) for graph in step.graphs):
         return "a graph has some already, by which its products go"
+    each, fixed = BUILDING
+    products = sum(plan.chosen.predicted for plan in step.plans)
+    cost = sum(each * graph.nnz + fixed for graph in step.graphs)
+    if MOST_SAVED * products * step.steps < cost:
+        return f"to build them takes longer than they save in {step.steps} steps"
     return ""
-
-
-def _runs(step: TimedStep) -> list[float]:
-    assert step.like is not None  # nothing is against it
-    return [seconds_of(step.run, step.like) for _ in range(RUNS)]
-
-
-# A capture
 
 
 def decide_capture(step: TimedStep) -> Decision:
     """Time what the host takes to launch a step, and the step until the device is done."""
-    said, like = Decision("capture", ""), step.like
+    like = step.like
     if like is None:
-        return replace(said, reason="not decided, since the model was not called with features")
+        return _CAPTURE("not decided, since the model was not called with features")
     if not like.is_cuda:
-        reason = "none, since the features are on the CPU, which launches nothing"
-        return replace(said, reason=reason)
+        return _CAPTURE("none, since the features are on the CPU, which launches nothing")
     with step.mode():
         times = min((times_of(step.run, like) for _ in range(RUNS)), key=lambda pair: pair[1])
-    said = replace(said, measured=times)
     if times[0] < LEAST_SHARE * times[1]:
-        return replace(said, reason="not needed, since the device is busy meanwhile")
+        return _CAPTURE("not needed, since the device is busy meanwhile", measured=times)
     reason = "pays, since the device waits for launches: sparsefmt.nn.capture(step, ...)"
-    return replace(said, reason=reason, chosen=True)
+    return _CAPTURE(reason, chosen=True, measured=times)
+
+
+#: What is left as it is where processes share the graph: each of them would decide for itself.
+OVER_PROCESSES: dict[str, Any] = {
+    "ordering": _ORDER("stays, since processes share the graph: reorder it before it is cut"),
+    "tiling": _TILES("none, since processes share the graph"),
+    "launching": _CAPTURE("not decided, since processes share the graph"),
+}

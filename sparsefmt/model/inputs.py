@@ -15,12 +15,12 @@ class Inputs:
 
     def __init__(self, examples: tuple[Any, ...]) -> None:
         leaves, self._spec = tree_flatten(examples, is_leaf=is_graph)
-        for number, one in enumerate(leaves):
-            self._check_tensor(number, one)
+        for number, value in enumerate(leaves):
+            self._check_tensor(number, value)
         self.examples: list[Tensor | None] = leaves
-        self._flat = all(isinstance(one, Tensor | None) for one in examples)
+        self._flat = all(isinstance(value, Tensor | None) for value in examples)
 
-    def _check_tensor(self, number: int, value: Any) -> None:
+    def _check_tensor(self, number: int, value: object) -> None:
         if is_graph(value) and not isinstance(value, Tensor):
             raise UnsupportedError(
                 f"input {number} is a graph, which a replay cannot exchange: let step close over "
@@ -38,8 +38,8 @@ class Inputs:
 
     def refuse_graphs(self, tensors: list[Tensor | None]) -> None:
         """Raise if there is an ``edge_index`` among inputs, of which a layer has made a graph."""
-        for number, one in enumerate(tensors):
-            if one is not None and is_graph(one):
+        for number, value in enumerate(tensors):
+            if value is not None and is_graph(value):
                 raise UnsupportedError(
                     f"input {number} is an edge_index of which a layer makes a graph, and replays "
                     "would go on with the first one: let step close over it and capture one "
@@ -57,9 +57,9 @@ class Inputs:
                     "the arguments have tensors in other places than the example inputs "
                     f"({len(leaves)} and {len(self.examples)}): give the like, or capture again."
                 )
-        for number, (one, like) in enumerate(zip(leaves, self.examples, strict=True)):
-            if one is not like:
-                self._check_like(number, one, like)
+        for number, (value, like) in enumerate(zip(leaves, self.examples, strict=True)):
+            if value is not like:
+                self._check_like(number, value, like)
         return leaves
 
     def _check_like(self, number: int, value: Any, like: Tensor | None) -> None:

@@ -1,6 +1,6 @@
 """Layers as expressions: their options, maps and matrices, and the plan that a layer asks for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,17 +13,18 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..autograd import as_graph, spmm
 from ..autograd.maps import calls_forward_alone, read_map
 from ..autograd.tensors.order import own_values
-from ..autograd.tensors.prepare import graph_tensors
+from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from ..autograd.tensors.shared import Shared, is_square, local_of, n_sources, shared
 from ..graph.graph import Graph
 from ..plan import models
 from ..plan.expression import Expression
-from .composition import MAX_PLANS, Code, Composition, Planned, Settings, modes, number_of
+from .composition import MAX_PLANS, Code, Composition, Own, Planned, Settings, modes, number_of
 from .program import FUNCTIONS, Attention, Functions, Values, is_stamped, stamp
 
 GraphOrShared = Graph | Shared
 #: Of a layer, a graph, a dtype, and whether vertices with a loop get another one too.
 Matrices = Callable[[Any, Any, torch.dtype, bool], Values | None]
+_NO_COMPOSITION = Own()
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,7 @@ class Adapter:
     maps: Callable[[Any], dict[str, Any]]  #: linear maps by their weights' names, of one shape
     suits: Callable[[Any], bool]  #: whether the layer's options are those of the expression
     bias_of: str = ""  #: the map whose bias is added to the product; the layer's own without
-    default: str = ""  #: the composition that the layer has by itself
-    narrowing: str = ""  #: and where it maps features before it aggregates them
-    over_processes: tuple[str, str] = ("", "")  #: as of a ``Composition``
+    own: Own = _NO_COMPOSITION
     #: Whether over processes only its own code serves features without a gradient: they travel
     #: once, and no scores do.
     sends_once: bool = False
@@ -60,13 +59,8 @@ class LayerPlan:
     def __init__(self, layer: Module, settings: Settings) -> None:
         self.kind, self.adapter = type(layer), ADAPTERS[type_name(type(layer))]
         self.options = self.adapter.options(layer)
-        self.composition = Composition(
-            self.adapter.expression(layer),
-            self.adapter.default,
-            settings,
-            self.adapter.narrowing,
-            self.adapter.over_processes,
-        )
+        expression = self.adapter.expression(layer)
+        self.composition = Composition(expression, self.adapter.own, settings)
         self.left: set[Any] = set()  #: kinds of calls for which the layer's own code is chosen
 
     def __getstate__(self) -> dict[str, Any]:
@@ -81,64 +75,88 @@ class LayerPlan:
         """Read the state, without plans, which the next call makes."""
         vars(self).update(state, left=set())
         self.adapter = ADAPTERS[type_name(self.kind)]
+        self.composition.own = self.adapter.own  # which earlier pickles lack
 
-    def __call__(self, layer: Module, x: Any, edge_index: Any) -> Tensor | None:
+    def __call__(self, layer: Module, x: Any, edge_index: GraphLike) -> Tensor | None:
         """Compute a layer by its composition; return None where its own code is to run."""
         if torch.compiler.is_compiling() or type(layer) is not self.kind:
             return None
         call = self._call(x, edge_index)
         if call is not None and call in self.left:
             return None
-        if not self.serves(layer, x):
+        prepared = self.prepared(layer, x, edge_index)
+        if prepared is None:
             return None
-        graph = self.graph_of(layer, x, edge_index)
-        values = None if graph is None else self.values(layer, x, graph, edge_index)
-        if graph is None or values is None:
-            return None
-        functions = self.functions(layer, graph)
-        planned = self.planned(layer, values, functions, edge_index)
-        if planned.program is None:
-            if call is not None and planned.plan is not None:
-                if len(self.left) >= MAX_PLANS:
-                    self.left.clear()
-                self.left.add(call)
-            return None
-        return self.finish(layer, planned.program(values, functions))
+        planned, values, code = prepared
+        if planned.program is not None:
+            result: Tensor = code.finish(planned.program(values, code.functions))
+            return result
+        if call is not None and planned.plan is not None:
+            if len(self.left) >= MAX_PLANS:
+                self.left.clear()
+            self.left.add(call)
+        return None
 
-    def _call(self, x: Any, graph: Any) -> Any:
+    def _call(self, x: object, graph: GraphLike) -> Any:
         """Return the kind of a call, for which the layer's own code is right or not."""
         if not isinstance(graph, Graph | Shared) or not isinstance(x, Tensor):
             return None
         stays = self.composition.settings.is_constant(x)
         return number_of(graph), x.shape, x.dtype, x.device, x.requires_grad, *modes(x), stays
 
-    def serves(self, layer: Module, x: Any) -> bool:
-        """Return True if the layer is as it was planned, and the call is eager."""
-        return _is_eager(x) and self.adapter.options(layer) == self.options and not against(layer)
+    def prepared(
+        self, layer: Module, x: Any, edge_index: GraphLike
+    ) -> tuple[Planned, Values, Code] | None:
+        """Return the plan for a call, the value of each leaf, and the layer's code.
 
-    def graph_of(self, layer: Module, x: Tensor, edge_index: Any) -> GraphOrShared | None:
-        """Return the graph behind an argument of the layer; None of what cannot be planned."""
+        None where the layer is not as it was planned, the call is not eager, or arguments cannot be
+        planned.
+        """
+        if (
+            type(x) not in (Tensor, Parameter)
+            or x.dim() != 2
+            or x.layout is not torch.strided
+            or not x.is_floating_point()
+            or torch.is_autocast_enabled(x.device.type)
+            or self.adapter.options(layer) != self.options
+            or against(layer)
+        ):
+            return None
         graph = self.adapter.graph(layer, x, edge_index)
-        if isinstance(graph, Shared) and self.composition.settings.agreed is None:
+        settings = self.composition.settings
+        if not isinstance(graph, Graph | Shared):
+            return None
+        if isinstance(graph, Shared) and settings.agreed is None:
             return None  # processes might choose apart
-        return graph if isinstance(graph, Graph | Shared) else None
+        values = self.values(layer, x, graph, edge_index)
+        if values is None:
+            return None
+        made = self.adapter.functions
+        code = Code(
+            name=type_name(self.kind),
+            run=lambda leaves: self.kind.forward(layer, leaves["H"], edge_index),
+            functions=FUNCTIONS if made is None else {**FUNCTIONS, **made(layer, graph)},
+            finish=partial(self.finish, layer),
+        )
+        constant = ("H",) if settings.is_constant(x) else ()
+        return self.composition.planned(values, code, constant), values, code
 
     def values(
-        self, layer: Module, x: Tensor, graph: GraphOrShared, edge_index: Any
+        self, layer: Module, x: Tensor, graph: GraphOrShared, edge_index: GraphLike
     ) -> Values | None:
         """Return the value of each leaf; None where they do not fit, which the layer reports."""
-        weights = {key: one.weight.t() for key, one in self.adapter.maps(layer).items()}
+        weights = {key: lin.weight.t() for key, lin in self.adapter.maps(layer).items()}
         parameters = {**weights, **self.adapter.vectors(layer)}
         width, out = next(iter(weights.values())).shape
         bias, tensors = self._bias(layer), graph_tensors(local_of(graph))
         local = x, *parameters.values(), tensors.csr_values, bias
-        if not all(one is None or one.dtype == x.dtype for one in local):
+        if not all(value is None or value.dtype == x.dtype for value in local):
             return None
-        if not all(one is None or one.device == tensors.device for one in local):
+        if not all(value is None or value.device == tensors.device for value in local):
             return None
         if x.shape != (n_sources(graph), width) or not is_square(graph):
             return None
-        if not all(one.shape == (width, out) for one in weights.values()):
+        if not all(weight.shape == (width, out) for weight in weights.values()):
             return None
         if bias is not None and bias.shape != (out,):
             return None
@@ -154,23 +172,6 @@ class LayerPlan:
             self.adapter.maps(layer)[self.adapter.bias_of] if self.adapter.bias_of else layer
         ).bias
         return bias
-
-    def functions(self, layer: Module, graph: GraphOrShared) -> Functions:
-        """Return the functions of primitives."""
-        made = self.adapter.functions
-        return FUNCTIONS if made is None else {**FUNCTIONS, **made(layer, graph)}
-
-    def planned(
-        self, layer: Module, values: Values, functions: Functions, edge_index: Any
-    ) -> Planned:
-        """Return the plan for these values."""
-        constant = ("H",) if self.composition.settings.is_constant(values["H"]) else ()
-        code = Code(
-            name=type_name(self.kind),
-            run=lambda leaves: self.kind.forward(layer, leaves["H"], edge_index),
-            finish=partial(self.finish, layer),
-        )
-        return self.composition.planned(values, functions, code, constant)
 
     def finish(self, layer: Module, y: Tensor) -> Tensor:
         """Add the bias to a product, and call what the layer has behind it."""
@@ -196,17 +197,6 @@ class PlannedLayer:
         return self.layer.forward(*args, **kwargs)
 
 
-def _is_eager(x: Any) -> bool:
-    """Return True if x is a matrix of floats, of no subclass, and there is no autocast."""
-    return (
-        type(x) in (Tensor, Parameter)
-        and x.dim() == 2
-        and x.layout is torch.strided
-        and x.is_floating_point()
-        and not torch.is_autocast_enabled(x.device.type)
-    )
-
-
 def against(layer: Module) -> str:
     """Return why a layer's own code has to run, or an empty text."""
     adapter = ADAPTERS[type_name(type(layer))]
@@ -215,7 +205,7 @@ def against(layer: Module) -> str:
     for key, module in adapter.maps(layer).items():
         read = read_map(module)
         if read is None or (read[1] is not None and key != adapter.bias_of):
-            name = next((name for name, one in layer.named_modules() if one is module), key)
+            name = next((name for name, inner in layer.named_modules() if inner is module), key)
             why = "no plain Linear without hooks" if read is None else "it has a bias of its own"
             return f"its {name}, a {type(module).__name__}, has to be called: {why}"
     return ""
@@ -232,7 +222,7 @@ def type_name(kind: type) -> str:
 _KEPT: Any = WeakIdKeyDictionary()
 
 
-def _cached(graph: GraphOrShared, key: Any, make: Callable[[], Any]) -> Any:
+def _cached(graph: GraphOrShared, key: Hashable, make: Callable[[], Any]) -> Any:
     """Return what was made of a graph, which may not hold it."""
     results = _KEPT.setdefault(graph, {})
     if key not in results:
@@ -280,11 +270,10 @@ def edges_with_loops(
     return torch.stack(ends), stays, len(added)
 
 
-def _looped(graph: Any, which: str) -> GraphOrShared:
+def _looped(graph: GraphOrShared, which: str) -> GraphOrShared:
     """Return the graph with loops, made once."""
-    dist = shared(graph)
-    make = partial(with_loops, graph, which) if dist is None else partial(dist.looped, which)
-    made: GraphOrShared = _cached(graph, which, make)
+    own: Any = graph.looped if isinstance(graph, Shared) else partial(with_loops, graph)
+    made: GraphOrShared = _cached(graph, which, partial(own, which))
     return made
 
 
@@ -355,6 +344,8 @@ def _sums(layer: Any) -> bool:
     return bool(layer._reductions == ("sum",) and layer.flow == "source_to_target")
 
 
+_SAGE = "(D·A·(H·W)) + (H·V)", "((D·A·H)·W) + (H·V)"
+_GAT = "attention((H·W)·a, (H·W)·b)·(H·W)"
 #: Layers by their classes' names: they are above, in ``nn``, and ask for their plans.
 ADAPTERS: dict[str, Adapter] = {
     "sparsefmt.nn.GCNConv": Adapter(
@@ -362,8 +353,7 @@ ADAPTERS: dict[str, Adapter] = {
         matrices=_with_loops,
         maps=lambda layer: {"W": layer.lin},
         suits=lambda layer: layer._is_usual() and not layer.cached,
-        default="D·A·D·(H·W)",
-        over_processes=("D·A·D·(H·W)", "(D·A·D·H)·W"),
+        own=Own("D·A·D·(H·W)", over_processes=("D·A·D·(H·W)", "(D·A·D·H)·W")),
     ),
     "sparsefmt.nn.SAGEConv": Adapter(
         expression=lambda layer: models.sage(models.features()),
@@ -375,9 +365,7 @@ ADAPTERS: dict[str, Adapter] = {
         graph=lambda layer, x, edge_index: layer._graph(x, edge_index),
         bias_of="W",
         suits=lambda layer: layer._is_usual() and not layer.normalize,
-        default="((D·A·H)·W) + (H·V)",
-        narrowing="(D·A·(H·W)) + (H·V)",
-        over_processes=("(D·A·(H·W)) + (H·V)", "((D·A·H)·W) + (H·V)"),
+        own=Own(*_SAGE[::-1], over_processes=_SAGE),
     ),
     "sparsefmt.nn.GINConv": Adapter(
         expression=lambda layer: models.gin(models.features()),
@@ -387,9 +375,7 @@ ADAPTERS: dict[str, Adapter] = {
         bias_of="W",
         rest=lambda layer: list(layer.nn)[1:] if type(layer.nn) is Sequential else [],
         suits=lambda layer: layer._is_usual(),
-        default="(B·H)·W",
-        narrowing="B·(H·W)",
-        over_processes=("(B·H)·W", "(B·H)·W"),
+        own=Own("(B·H)·W", "B·(H·W)", ("(B·H)·W",) * 2),
     ),
     "sparsefmt.nn.GATConv": Adapter(
         expression=lambda layer: models.gat(models.features(), opened=True),
@@ -401,8 +387,7 @@ ADAPTERS: dict[str, Adapter] = {
             and (layer.heads, layer.edge_dim, layer.res) == (1, None, None)
             and layer.lin is not None
         ),
-        default="attention((H·W)·a, (H·W)·b)·(H·W)",
-        over_processes=("attention((H·W)·a, (H·W)·b)·(H·W)", "attention((H·W)·a, (H·W)·b)·(H·W)"),
+        own=Own(_GAT, over_processes=(_GAT, _GAT)),
         sends_once=True,
         functions=_attention,
     ),

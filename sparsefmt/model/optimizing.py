@@ -14,7 +14,7 @@ from torch.nn import Module
 
 from ..autograd import as_graph
 from ..autograd.engine.precision import bf16_is_allowed
-from ..autograd.tensors.prepare import graph_tensors
+from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from ..autograd.tensors.shared import Shared, n_sources, shared
 from ..errors import DtypeError, ShapeError, SparseFmtError, UnsupportedError
 from ..graph.graph import Graph
@@ -23,7 +23,14 @@ from ..plan.calibration import constants_of
 from ..plan.planner import Plan
 from ..plan.rules import text_of
 from .composition import Composition, Settings
-from .decisions import Decision, TimedStep, decide_capture, decide_order, decide_tiles
+from .decisions import (
+    OVER_PROCESSES,
+    Decision,
+    TimedStep,
+    decide_capture,
+    decide_order,
+    decide_tiles,
+)
 from .layers import ADAPTERS, LayerPlan, against, type_name
 from .program import stamp
 from .pyg_layers import layer_of_pyg
@@ -69,7 +76,7 @@ class ModelPlan:
 
     @property
     def _decisions(self) -> list[Decision]:
-        return [one for one in (self.ordering, self.tiling, self.launching) if one]
+        return [made for made in (self.ordering, self.tiling, self.launching) if made]
 
     def explain(self) -> str:
         """Write every composition of every layer, its costs, what was chosen, and what was left.
@@ -96,7 +103,7 @@ class ModelPlan:
 
     def __str__(self) -> str:
         lines = [f"{name or 'model'}: {text_of(p.chosen.tree)}" for name, p in self.layers.items()]
-        return "\n".join(lines + [f"{one.subject}: {one.reason}" for one in self._decisions])
+        return "\n".join(lines + [f"{made.subject}: {made.reason}" for made in self._decisions])
 
     def __repr__(self) -> str:
         return f"<plan of {type(self.model).__name__}: {str(self) or 'nothing'}>"
@@ -106,12 +113,12 @@ class ModelPlan:
 
         None without ``x``, once what the model was called with is gone, or after ``restore``.
         """
-        inputs = [one() if isinstance(one, ref) else one for one in self.inputs]
-        if not inputs or any(one is None for one in inputs) or not _plans_in(self.model):
+        inputs = [value() if isinstance(value, ref) else value for value in self.inputs]
+        if not inputs or any(value is None for value in inputs) or not _plans_in(self.model):
             return ()
         with running(self.model, training=self.training), explaining() as explanations:
             self.model(*inputs)
-        return tuple({str(one): one for one in explanations}.values())
+        return tuple({str(explanation): explanation for explanation in explanations}.values())
 
     def restore(self) -> None:
         """Remove the plans from the layers, and drop the tiles that were built for them."""
@@ -202,7 +209,8 @@ def optimize(
         agreed = dist.agreed(facts, lambda: constants_of(device))
     inputs = check()
     training = model.training if training is None else training
-    stay = tuple(stamp(one) for one in inputs if _is_features(one) and not one.requires_grad)
+    features = [value for value in inputs if _is_features(value)]
+    stay = tuple(stamp(value) for value in features if not value.requires_grad)
     settings = Settings(mode, steps, stay, timing=True, agreed=agreed)
     before, result = _plans_in(model), None
     try:
@@ -220,7 +228,7 @@ def optimize(
 
 
 def _planned(
-    model: Module, graph: Any, inputs: tuple[Any, ...], settings: Settings, *, training: bool
+    model: Module, graph: GraphLike, inputs: tuple[Any, ...], settings: Settings, *, training: bool
 ) -> ModelPlan:
     """Choose compositions for the layers of a model, and what pays over many steps."""
     dist, steps = shared(graph), settings.steps
@@ -230,15 +238,18 @@ def _planned(
         {name: plan.composition for name, plan in plans.items()},
         {name: why for name, module in model.named_modules() if (why := _why_left(module))},
         training=training,
-        inputs=() if dist is not None else _weak(inputs),
     )
     if dist is not None:
-        return replace(result, **_NOT_OVER_PROCESSES)
+        return replace(result, **OVER_PROCESSES)
+    # Nothing of inputs that hold tensors and graphs elsewhere.
+    if all(isinstance(value, Tensor | Graph | int | float | str | None) for value in inputs):
+        weak = (ref(value) if isinstance(value, Tensor | Graph) else value for value in inputs)
+        result = replace(result, inputs=tuple(weak))
     if not (steps and inputs):
         return result
     step = TimedStep(
         run=partial(model, *inputs),
-        like=next((one for one in inputs if _is_features(one)), None),
+        like=next((value for value in inputs if _is_features(value)), None),
         graphs=graphs,
         plans=[*result.layers.values()],
         mode=partial(running, model, training=training),
@@ -253,22 +264,12 @@ def _planned(
     )
 
 
-#: What is left as it is where processes share the graph: each of them would decide for itself.
-_NOT_OVER_PROCESSES: dict[str, Any] = {
-    "ordering": Decision(
-        "order of vertices", "stays, since processes share the graph: reorder it before it is cut"
-    ),
-    "tiling": Decision("tiles", "none, since processes share the graph"),
-    "launching": Decision("capture", "not decided, since processes share the graph"),
-}
-
-
 # Layers
 
 
 def _layers(
     model: Module,
-    graph: Any,
+    graph: GraphLike,
     inputs: tuple[Any, ...],
     settings: Settings,
     *,
@@ -287,7 +288,7 @@ def _layers(
         for name, plan in plans.items():
             features, edge_index = calls.get(name, (None, graph))
             made = _plan(plan, layers[name], features, edge_index, training=training)
-            graphs |= {id(one): one for one in made}
+            graphs |= {id(graph): graph for graph in made}
     for name, plan in plans.items():
         setattr(layers[name], PLAN, plan)
     settings.timing = False  # calls never take times
@@ -300,7 +301,7 @@ def _calls(
     """Run the model, and return the features and the graph that each layer gets first."""
     calls: dict[str, tuple[Any, Any]] = {}
 
-    def note(name: str, layer: Module, features: Any, edge_index: Any) -> None:
+    def note(name: str, layer: Module, features: object, edge_index: object) -> None:
         calls.setdefault(name, (features, edge_index))
 
     try:
@@ -314,7 +315,7 @@ def _calls(
 
 
 def _plan(
-    plan: LayerPlan, layer: Module, x: Any, edge_index: Any, *, training: bool
+    plan: LayerPlan, layer: Module, x: Any, edge_index: GraphLike, *, training: bool
 ) -> list[Graph]:
     """Choose for these features, or for some as wide as the layer takes; return its graphs."""
     if against(layer):
@@ -323,17 +324,16 @@ def _plan(
         weight = next(iter(plan.adapter.maps(layer).values())).weight
         n = n_sources(as_graph(edge_index, None))
         x = torch.randn(n, weight.shape[1], dtype=weight.dtype, device=weight.device)
-    if not plan.serves(layer, x):
+    if isinstance(x, Tensor) and x.is_floating_point():
+        if not plan.composition.settings.is_constant(x):
+            x = x.detach().requires_grad_(training)
+    prepared = plan.prepared(layer, x, edge_index)
+    if prepared is None:
         return []
-    if not plan.composition.settings.is_constant(x):
-        x = x.detach().requires_grad_(training)
-    graph = plan.graph_of(layer, x, edge_index)
-    values = None if graph is None else plan.values(layer, x, graph, edge_index)
-    if graph is None or values is None:
-        return []
-    planned = plan.planned(layer, values, plan.functions(layer, graph), edge_index)
-    multiplied = [graph] if planned.program is None else values.values()
-    return [one for one in multiplied if isinstance(one, Graph)]
+    planned, values, _ = prepared
+    own = planned.program is None
+    multiplied = [plan.adapter.graph(layer, x, edge_index)] if own else values.values()
+    return [graph for graph in multiplied if isinstance(graph, Graph)]
 
 
 def _why_left(module: Module) -> str:
@@ -382,7 +382,7 @@ def running(model: Module, *, training: bool) -> Iterator[None]:
 
 
 def _checked(
-    model: Any, graph: Any, x: Any, training: Any, steps: Any, mode: Any
+    model: object, graph: object, x: object, training: object, steps: object, mode: object
 ) -> tuple[Any, ...]:
     """Check what is asked for, and return what the model is called with."""
     if not isinstance(model, Module):
@@ -415,7 +415,7 @@ def _checked(
     return _inputs(model, graph, x)
 
 
-def _inputs(model: Module, graph: Any, x: Any) -> tuple[Any, ...]:
+def _inputs(model: Module, graph: object, x: object) -> tuple[Any, ...]:
     """Return what the model is called with."""
     signature = inspect.signature(type(model).forward)
     if x is not None and not isinstance(x, Tensor | tuple | list):
@@ -432,7 +432,7 @@ def _inputs(model: Module, graph: Any, x: Any) -> tuple[Any, ...]:
                 f"{error}."
             ) from None
         return tuple(x)
-    of_pyg = [name for name, one in model.named_modules() if layer_of_pyg(one) is not None]
+    of_pyg = [name for name, module in model.named_modules() if layer_of_pyg(module) is not None]
     if isinstance(graph, Graph | Shared) and of_pyg:
         raise DtypeError(
             f"graph is a {type(graph).__name__}, but {of_pyg[0] or 'model'} is a layer of PyG: "
@@ -451,10 +451,10 @@ def _facts(
 ) -> dict[str, Any]:
     """Return what decides for a plan, to be the same on all processes that share a graph."""
     kinds = [
-        (tuple(one.shape[1:]), str(one.dtype), one.requires_grad, one.is_inference())
-        if isinstance(one, Tensor)
-        else type(one).__name__
-        for one in inputs
+        (tuple(value.shape[1:]), str(value.dtype), value.requires_grad, value.is_inference())
+        if isinstance(value, Tensor)
+        else type(value).__name__
+        for value in inputs
     ]
     training = model.training if training is None else training
     facts = {"x": kinds, "training": training, "steps": steps, "mode": mode}
@@ -462,18 +462,11 @@ def _facts(
     for name, module in model.named_modules():
         if name:
             facts[f"model.{name}"] = type_name(type(module)), module.training
-    for name, one in model.named_parameters():
-        facts[f"model.{name}"] = tuple(one.shape), str(one.dtype), one.requires_grad
+    for name, p in model.named_parameters():
+        facts[f"model.{name}"] = tuple(p.shape), str(p.dtype), p.requires_grad
     return facts | {"bfloat16 in float32 products": bf16_is_allowed()}
 
 
 def _is_features(value: object) -> bool:
     """Return True if a value that a model is called with is a tensor of features."""
     return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _weak(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return weak references to tensors and graphs; nothing of inputs that hold them elsewhere."""
-    if all(isinstance(one, Tensor | Graph | int | float | str | None) for one in inputs):
-        return tuple(ref(one) if isinstance(one, Tensor | Graph) else one for one in inputs)
-    return ()

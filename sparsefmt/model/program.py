@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial, reduce
 from operator import add
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from weakref import ref
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from ..autograd.attention import gat_aggregate
 from ..autograd.matmul import multiply, scaled, spmm
 from ..autograd.tensors.lifetimes import note
-from ..autograd.tensors.prepare import graph_tensors
+from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from ..autograd.tensors.shared import Shared, shared
 from ..plan.expression import Leaf
 from ..plan.rules import Step, Tree, steps
@@ -38,7 +38,10 @@ class Attention(NamedTuple):
     options: Mapping[str, Any]
 
 
-def _spmm(A: Any, X: Tensor, row: Tensor | None = None, col: Tensor | None = None) -> Tensor:
+Factor: TypeAlias = "GraphLike | Weighted | Attention"
+
+
+def _spmm(A: Factor, X: Tensor, row: Tensor | None = None, col: Tensor | None = None) -> Tensor:
     dist = shared(A.graph if isinstance(A, Weighted | Attention) else A)
     if isinstance(A, Attention):
         function = partial(gat_aggregate, A.graph) if dist is None else dist.gat_aggregate
@@ -52,7 +55,7 @@ def _spmm(A: Any, X: Tensor, row: Tensor | None = None, col: Tensor | None = Non
     return spmm(A, X, row_scale=row, col_scale=col)
 
 
-def _scale_entries(A: Any, row: Tensor | None = None, col: Tensor | None = None) -> Weighted:
+def _scale_entries(A: Factor, row: Tensor | None = None, col: Tensor | None = None) -> Weighted:
     if isinstance(A, Shared):
         return Weighted(A, shared(A).scaled_entries(row, col))
     graph, values = A if isinstance(A, Weighted) else (A, graph_tensors(A).csr_values)

@@ -38,7 +38,8 @@ def against_pyg_layer(layer: Module) -> str:
         return f"its {step} has been set by hand"
     if any(vars(layer)[name] for name in _HOOKS):
         return "it has forward hooks"
-    if any(hooks for name, hooks in vars(layer).items() if _is_of_steps(name)):
+    on_steps = {name for name in vars(layer) if name.endswith("_hooks")} - vars(Module()).keys()
+    if any(vars(layer)[name] for name in on_steps):
         return "it has hooks on its messages"
     if kind.explain:
         return "its explanation is asked for"
@@ -61,11 +62,6 @@ def step_set_by_hand(layer: Module) -> str | None:
         if value is not None and getattr(value, "__func__", value) not in own:
             return step
     return None
-
-
-def _is_of_steps(name: str) -> bool:
-    """Return True for the attributes in which PyG keeps hooks on the steps of a layer."""
-    return name.endswith("_hooks") and name not in vars(Module())
 
 
 def _is_of_pyg(module: Module) -> bool:

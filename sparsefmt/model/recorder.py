@@ -5,7 +5,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -25,7 +25,7 @@ _WAITS = (
 class Recorder:
     """A stream of one device, on which runs warm up and are recorded."""
 
-    def __init__(self, device: torch.device, pool: Any, mode: str) -> None:
+    def __init__(self, device: torch.device, pool: tuple[int, int] | None, mode: str) -> None:
         self.device, self._mode = device, mode
         self._pool = torch.cuda.graph_pool_handle() if pool is None else pool
         self._stream: Any = None
@@ -80,17 +80,18 @@ class Recorder:
         """Run a function as a CUDA graph; return the graph and the function's result."""
         gc.collect()  # nodes of autograd in cycles stay with other streams
         graph, outside = torch.cuda.CUDAGraph(), sys.exception()
-        stopped = _Stopped()
+        stopped: list[Any] = []  # the error that leaves the run
         for generator in generators:
             graph.register_generator_state(generator)
         options = {"pool": self._pool, "stream": self._stream, "capture_error_mode": self._mode}
         with warnings.catch_warnings():  # a step that is refused at once leaves an empty graph
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")
             try:
-                with torch.cuda.graph(graph, **options), stopped:
+                with torch.cuda.graph(graph, **options), ExitStack() as stack:
+                    stack.push(lambda kind, error, trace: stopped.append(error))
                     result = run()
             except RuntimeError as error:
-                self._refuse(stopped.by or error, error, outside)
+                self._refuse(next(iter(stopped), None) or error, error, outside)
         return graph, result
 
     def _refuse(
@@ -98,9 +99,9 @@ class Recorder:
     ) -> NoReturn:
         """Raise what stopped the run, by its line if CUDA did; ``error`` may have followed it."""
         of_cuda = [
-            one
-            for one in _chain(cause, outside)
-            if "captur" in str(one) and not isinstance(one, SparseFmtError)
+            error
+            for error in _chain(cause, outside)
+            if "captur" in str(error) and not isinstance(error, SparseFmtError)
         ]
         if of_cuda or error is not cause:
             self._mend()
@@ -115,18 +116,6 @@ class Recorder:
             torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
         with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
             torch.zeros(1, device=self.device)
-
-
-class _Stopped:
-    """The error that leaves a ``with``."""
-
-    by: BaseException | None = None
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.by = error
 
 
 def _chain(error: BaseException, outside: BaseException | None) -> list[BaseException]:

@@ -4,10 +4,10 @@ import dis
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ _WRAPPERS = (MethodType, staticmethod, classmethod)
 _MISSING = type("missing", (), {})
 
 
-def is_graph(value: Any) -> bool:
+def is_graph(value: object) -> bool:
     """Return True for a graph, or what a layer has taken for one, an ``edge_index``."""
     return isinstance(value, Graph | GraphTensors) or is_remembered(value)
 
@@ -70,7 +70,7 @@ class Holdings:
 
 
 def holdings(step: Callable[..., Any] | None, state: Iterable[Any] = ()) -> Holdings:
-    """Find what a function changes or reads, apart from its arguments.
+    """Return what a function changes or reads, apart from its arguments.
 
     ``step`` is a function, a method, a module or a ``partial``: its closure, defaults, the globals
     that its code names and the object that it is bound to are looked through, and so on from there.
@@ -82,7 +82,7 @@ def holdings(step: Callable[..., Any] | None, state: Iterable[Any] = ()) -> Hold
         If the code of ``step`` calls a clock or a generator of Python's or NumPy's, too many
         functions to be read, or names a container of too many modules.
     """
-    walk = _Walk()
+    walk = _Walk(getattr(step, "__module__", None) or "")
     for value in state:
         walk.add(value, 0)
     if step is not None:
@@ -91,7 +91,7 @@ def holdings(step: Callable[..., Any] | None, state: Iterable[Any] = ()) -> Hold
     inner = {id(m) for module in result.modules for m in module.modules() if m is not module}
     result.modules = [module for module in result.modules if id(module) not in inner]
     known = [t for module in result.modules for t in (*module.parameters(), *module.buffers())]
-    known += [p for one in result.optimizers for g in one.param_groups for p in g["params"]]
+    known += [p for o in result.optimizers for g in o.param_groups for p in g["params"]]
     of_modules = {id(t) for t in known}
     result.tensors = [t for t in result.tensors if id(t) not in of_modules]
     result.reached = list(walk.seen.values())
@@ -99,22 +99,37 @@ def holdings(step: Callable[..., Any] | None, state: Iterable[Any] = ()) -> Hold
 
 
 class _Walk:
-    """A walk through values, and through the code of functions among them."""
+    """A walk through values, and through what the code of functions among them may read.
 
-    def __init__(self) -> None:
+    Code reads globals, class attributes and variables of closures; a function that it calls is read
+    too, a library's is not.
+    """
+
+    def __init__(self, package: str) -> None:
         self.result = Holdings()
         self.seen: dict[int, Any] = {}
         self._code: list[Any] = []  # functions and classes to be read
+        self._read: set[Any] = set()  #: functions that were
+        self._named: dict[tuple[int, str], Any] = {}  # values by namespace and name
+        self._cells: list[Any] = []
+        self._defaults: list[Any] = []
+        self._spaces: dict[int, tuple[Any, Mapping[str, Any]]] = {}  # of classes and modules
+        self._used: set[str] = set()  # as global names and attributes
+        self._package = {package.partition(".")[0]} - KNOWN
+        self._place = "the forward"
 
-    def read(self, step: Any) -> None:
+    def read(self, step: object) -> None:
         """Add what the code of a function names, and so on from there."""
-        names = Names(getattr(step, "__module__", None) or "")
         self.add(step, 0)
-        n_read = -1
+        size = -1
         try:
-            while n_read != (n_read := len(self._code)) or names.read(()):
-                names.read(self._code)
-                for value in [*names.values()]:
+            while size != (size := len(self._code) + len(self._named) + len(self._spaces)):
+                for value in [*self._code]:
+                    self._see(value)
+                for _, space in [*self._spaces.values()]:
+                    for name in self._used & space.keys():
+                        self._name(space, name)
+                for value in (*self._named.values(), *self._cells, *self._defaults):
                     self.add(value, 0)
         except UnsupportedError as error:
             raise UnsupportedError(
@@ -122,7 +137,7 @@ class _Walk:
                 "capture(..., state=(model, optimizer))."
             ) from error
 
-    def add(self, value: Any, depth: int) -> None:
+    def add(self, value: object, depth: int) -> None:
         """Add a value, and what it holds."""
         if id(value) in self.seen or depth > MAX_DEPTH:
             return
@@ -143,7 +158,7 @@ class _Walk:
             for inner in self._inner(value):
                 self.add(inner, depth + 1)
 
-    def _inner(self, value: Any) -> Iterable[Any]:
+    def _inner(self, value: object) -> Iterable[Any]:
         """Return what a value holds, and note the code that it may run."""
         if isinstance(value, Module):
             modules = [*value.modules()]
@@ -164,6 +179,95 @@ class _Walk:
             return ()
         self._code.append(type(value))
         return [*vars(value).values()]
+
+    def _name(self, space: Mapping[str, Any], name: str) -> None:
+        if (id(space), name) not in self._named:
+            self._named[id(space), name] = space[name]
+            self._see(space[name])
+
+    def _see(self, value: object) -> None:
+        if len(self._read) + len(self._spaces) > MAX_READ:
+            raise UnsupportedError(f"{self._place} calls more functions than can be compared.")
+        self._refuse_changing(value)
+        if isinstance(value, _WRAPPERS):
+            self._see(value.__func__)
+        elif isinstance(value, property):
+            self._see(value.fget)
+        elif isinstance(value, partial):
+            self._see(value.func)
+        elif isinstance(value, FunctionType):
+            if value not in self._read and not self._is_library(value):
+                self._read.add(value)
+                self._function(value, value.__code__)
+        elif isinstance(value, type):
+            for cls in value.__mro__:
+                if not self._is_library(cls):
+                    self._spaces.setdefault(id(cls), (cls, cls.__dict__))
+        elif isinstance(value, ModuleType) and not self._is_library(value):
+            self._spaces.setdefault(id(value), (value, vars(value)))
+
+    def _function(self, function: FunctionType, code: CodeType) -> None:
+        """Read what a function names, and the functions that are written within it."""
+        self._used |= {*code.co_names}
+        lines = [*dis.findlinestarts(code)]
+        for step in dis.get_instructions(code):
+            if step.opname in _LOADS:
+                line = max((n for at, n in lines if at <= step.offset and n), default=0)
+                self._place = f"{code.co_filename}:{line}, in {code.co_name}"
+                self._load(function, str(step.argval), step.opname == "IMPORT_NAME", code)
+        for inner in code.co_consts:
+            if isinstance(inner, CodeType):
+                self._function(function, inner)
+        if code is function.__code__:
+            self._cells += [cell_contents(cell) for cell in function.__closure__ or ()]
+            self._defaults += [*(function.__defaults__ or ())]
+            self._defaults += [*(function.__kwdefaults__ or {}).values()]
+
+    def _load(self, function: FunctionType, name: str, imported: bool, code: CodeType) -> None:
+        names = function.__globals__
+        value = sys.modules.get(name) if imported else names.get(name, _MISSING)
+        builtin = value is _MISSING and name in CHANGING_OF["builtins"]
+        if builtin or (imported and name in CHANGING):
+            self._refuse(name)
+        if isinstance(value, ModuleType):
+            for used in code.co_names:
+                if used in CHANGING_OF.get(value.__name__, ()):
+                    self._refuse(f"{name}.{used}")
+                if isinstance(inner := vars(value).get(used), ModuleType):
+                    self._refuse_changing(inner)
+        if imported:
+            self._see(value)
+        elif value is not _MISSING:
+            self._name(names, name)
+
+    def _refuse_changing(self, value: object) -> None:
+        """Refuse clocks and generators, and their functions."""
+        if isinstance(value, ModuleType):
+            name = value.__name__
+        elif isinstance(value, BuiltinFunctionType | MethodType | FunctionType | type):
+            bound = getattr(value, "__self__", None)
+            if bound is not None and not isinstance(bound, ModuleType | type):
+                bound = type(bound)
+            name = value.__module__ or getattr(bound, "__module__", None) or ""
+            name = "numpy.random" if name.startswith("numpy.random") else name
+        else:
+            return
+        if name in CHANGING:
+            self._refuse(getattr(value, "__name__", name))
+
+    def _refuse(self, name: str) -> None:
+        raise UnsupportedError(
+            f"{self._place} uses {name}, which may give another value at each call."
+        )
+
+    def _is_library(self, value: object) -> bool:
+        """Return True for a function, class or module that is called, and not read."""
+        name = (value.__name__ if isinstance(value, ModuleType) else value.__module__) or ""
+        root = name.partition(".")[0]
+        if root in KNOWN or root in sys.stdlib_module_names or root == "builtins":
+            return True
+        file = getattr(sys.modules.get(name), "__file__", None) or ""
+        return root not in self._package and ("site-packages" in file or "dist-packages" in file)
 
 
 def _items(values: list[Any]) -> list[Any]:
@@ -187,134 +291,12 @@ def _is_library_module(module: Module) -> bool:
     return layer or kind.__module__.startswith(LIBRARIES)
 
 
-# Code
-
-
-class Names:
-    """The globals, class attributes and variables of closures that code may read."""
-
-    def __init__(self, package: str) -> None:
-        self._names: dict[tuple[int, str], tuple[Mapping[str, Any], str]] = {}
-        self._cells: dict[int, Any] = {}
-        self._defaults: list[Any] = []
-        self._functions: dict[FunctionType, None] = {}
-        self._spaces: dict[int, tuple[Any, Mapping[str, Any]]] = {}
-        self._used: set[str] = set()  # as global names and attributes
-        self._package = {package.partition(".")[0]} - KNOWN
-        self._place = "the forward"
-
-    def values(self) -> Iterator[Any]:
-        """Yield each value as it is now."""
-        for space, name in self._names.values():
-            yield space.get(name, _MISSING)
-        for cell in self._cells.values():
-            try:
-                yield cell.cell_contents
-            except ValueError:  # not bound yet
-                yield _MISSING
-        yield from self._defaults
-
-    def read(self, objects: Iterable[Any]) -> bool:
-        """Read the code of functions and classes and of what it calls; return True if it grew."""
-        before = len(self._names), len(self._cells), len(self._defaults)
-        for value in objects:
-            self._see(value)
-        size = -1
-        while size != (size := len(self._names) + len(self._spaces)):
-            for _, space in [*self._spaces.values()]:
-                for name in self._used & space.keys():
-                    self._name(space, name)
-        return before != (len(self._names), len(self._cells), len(self._defaults))
-
-    def _name(self, space: Mapping[str, Any], name: str) -> None:
-        if (id(space), name) not in self._names:
-            self._names[id(space), name] = space, name
-            self._see(space[name])
-
-    def _see(self, value: Any) -> None:
-        if len(self._functions) + len(self._spaces) > MAX_READ:
-            raise UnsupportedError(f"{self._place} calls more functions than can be compared.")
-        self._refuse_changing(value)
-        if isinstance(value, _WRAPPERS):
-            self._see(value.__func__)
-        elif isinstance(value, property):
-            self._see(value.fget)
-        elif isinstance(value, partial):
-            self._see(value.func)
-        elif isinstance(value, FunctionType):
-            if value not in self._functions and not self._is_library(value):
-                self._functions[value] = None
-                self._function(value, value.__code__)
-        elif isinstance(value, type):
-            for cls in value.__mro__:
-                if not self._is_library(cls):
-                    self._spaces.setdefault(id(cls), (cls, cls.__dict__))
-        elif isinstance(value, ModuleType) and not self._is_library(value):
-            self._spaces.setdefault(id(value), (value, vars(value)))
-
-    def _function(self, function: FunctionType, code: CodeType) -> None:
-        """Read what a function names, and the functions that are written within it."""
-        self._used |= {*code.co_names}
-        lines = [*dis.findlinestarts(code)]
-        for step in dis.get_instructions(code):
-            if step.opname in _LOADS:
-                line = max((n for at, n in lines if at <= step.offset and n), default=0)
-                self._place = f"{code.co_filename}:{line}, in {code.co_name}"
-                self._load(function, str(step.argval), step.opname == "IMPORT_NAME", code)
-        for inner in code.co_consts:
-            if isinstance(inner, CodeType):
-                self._function(function, inner)
-        if code is function.__code__:
-            for cell in function.__closure__ or ():
-                self._cells[id(cell)] = cell
-            self._defaults += [*(function.__defaults__ or ())]
-            self._defaults += [*(function.__kwdefaults__ or {}).values()]
-
-    def _load(self, function: FunctionType, name: str, imported: bool, code: CodeType) -> None:
-        names = function.__globals__
-        value = sys.modules.get(name) if imported else names.get(name, _MISSING)
-        builtin = value is _MISSING and name in CHANGING_OF["builtins"]
-        if builtin or (imported and name in CHANGING):
-            self._refuse(name)
-        if isinstance(value, ModuleType):
-            for used in code.co_names:
-                if used in CHANGING_OF.get(value.__name__, ()):
-                    self._refuse(f"{name}.{used}")
-                if isinstance(inner := vars(value).get(used), ModuleType):
-                    self._refuse_changing(inner)
-        if imported:
-            self._see(value)
-        elif value is not _MISSING:
-            self._name(names, name)
-
-    def _refuse_changing(self, value: Any) -> None:
-        """Refuse clocks and generators, and their functions."""
-        if isinstance(value, ModuleType):
-            name = value.__name__
-        elif isinstance(value, BuiltinFunctionType | MethodType | FunctionType | type):
-            bound = getattr(value, "__self__", None)
-            if bound is not None and not isinstance(bound, ModuleType | type):
-                bound = type(bound)
-            name = value.__module__ or getattr(bound, "__module__", None) or ""
-            name = "numpy.random" if name.startswith("numpy.random") else name
-        else:
-            return
-        if name in CHANGING:
-            self._refuse(getattr(value, "__name__", name))
-
-    def _refuse(self, name: str) -> None:
-        raise UnsupportedError(
-            f"{self._place} uses {name}, which may give another value at each call."
-        )
-
-    def _is_library(self, value: Any) -> bool:
-        """Return True for a function, class or module that is called, and not read."""
-        name = (value.__name__ if isinstance(value, ModuleType) else value.__module__) or ""
-        root = name.partition(".")[0]
-        if root in KNOWN or root in sys.stdlib_module_names or root == "builtins":
-            return True
-        file = getattr(sys.modules.get(name), "__file__", None) or ""
-        return root not in self._package and ("site-packages" in file or "dist-packages" in file)
+def cell_contents(cell: CellType) -> Any:
+    """Return what a variable of a closure is bound to, None before it is."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
 
 
 # Copies
@@ -327,7 +309,11 @@ class Snapshot:
         values = holdings(None, (model,)).reached
         tensors = [*model.parameters(), *model.buffers()]
         tensors += [value for value in values if isinstance(value, Tensor)]
-        unique = {id(t): t for t in tensors if _is_copied(t)}
+        unique = {
+            id(t): t
+            for t in tensors
+            if not (is_lazy(t) or t.is_inference() or t.is_meta) and t.layout is torch.strided
+        }
         self._tensors = [(t, t.detach().clone()) for t in unique.values()]
         self._gradients = [(p, p.grad) for p in model.parameters()]
         places = [*values, *(module._buffers for module in model.modules())]
@@ -347,12 +333,7 @@ class Snapshot:
                     tensor.copy_(before)
 
 
-def _is_copied(tensor: Tensor) -> bool:
-    known = not (is_lazy(tensor) or tensor.is_inference() or tensor.is_meta)
-    return known and tensor.layout is torch.strided
-
-
-def _contents(place: Any) -> Any:
+def _contents(place: object) -> Any:
     """Return what a module, a container or an object holds; None of what cannot be written to."""
     if isinstance(place, Module):
         return None if _is_library_module(place) else attributes(place)
@@ -386,7 +367,7 @@ def _fill(place: Any, before: Any) -> None:
 
 
 class Randomness:
-    """The states of the generators of Python, NumPy and torch on the CPU, and of others given."""
+    """The states of the generators of Python, NumPy and torch on the CPU, and of more."""
 
     def __init__(self, generators: Iterable[torch.Generator] = ()) -> None:
         self._generators = [torch.default_generator, *generators]
@@ -404,12 +385,16 @@ class Randomness:
         for generator, state in zip(self._generators, states, strict=True):
             generator.set_state(state)
 
-    def is_same(self) -> bool:
-        """Return True if nothing was drawn since."""
+    def was_drawn_on_host(self) -> bool:
+        """Return True if a generator of the CPU has drawn since."""
         (python, numpy, states), now = self._before, self._now()
-        alike = np.array_equal(numpy[1], now[1][1]) and numpy[2:] == now[1][2:]
-        pairs = zip(states, now[2], strict=True)
-        return python == now[0] and alike and all(torch.equal(a, b) for a, b in pairs)
+        pairs = zip(self._generators, states, now[2], strict=True)
+        return (
+            python != now[0]
+            or not np.array_equal(numpy[1], now[1][1])
+            or numpy[2:] != now[1][2:]
+            or any(g.device.type == "cpu" and not torch.equal(a, b) for g, a, b in pairs)
+        )
 
 
 # Comparisons
@@ -449,11 +434,8 @@ def unsteady(first: Mapping[str, Tensor], again: Mapping[str, Tensor], trained: 
 
     Those ``trained`` are left out: an optimizer makes a whole step of the sign of a small gradient.
     """
-    for name in first:
-        apart, largest = (
-            _largest(first[name].double() - again[name].double()),
-            _largest(first[name]),
-        )
+    for name, value in first.items():
+        apart, largest = _largest(value.double() - again[name].double()), _largest(value)
         if name not in trained and apart > COARSE * largest:
             return f"{name} differs by {apart:.1e}, where it is {largest:.1e} at most"
     return ""

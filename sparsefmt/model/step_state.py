@@ -1,10 +1,10 @@
 """What a training step changes or takes for constant: put back, compared, and refused."""
 
 import dis
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from types import CellType, FunctionType, MethodType
-from typing import Any, NamedTuple
+from types import FunctionType, MethodType
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, optim
@@ -13,9 +13,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..errors import DeviceError, UnsupportedError
-from .state import Holdings, Randomness, is_graph
+from .state import Holdings, Randomness, cell_contents, is_graph
 
 #: Attributes that are numbers or text: a dropout's ``p``, and what users count.
 PLAIN = bool | int | float | str
@@ -64,10 +65,10 @@ class State:
             (p, p.grad, None if p.grad is None else p.grad.detach().clone())
             for _, p in self.parameters
         ]
-        self._drawn = [(g, g.get_state()) for g in self.generators()]
-        on_host = [g for g in holdings.generators if g.device.type == "cpu" != device.type]
-        self._randomness = Randomness(on_host)
-        self._attributes = [Attributes(one) for one in (*self.modules, *holdings.schedulers)]
+        on_host = [g for g in holdings.generators if g.device.type == "cpu"]
+        self._randomness = Randomness([*self.generators(), *on_host])
+        owners: list[Module | LRScheduler] = [*self.modules, *holdings.schedulers]
+        self._attributes = [Attributes(owner) for owner in owners]
         self._settings = Settings(holdings.optimizers, device)
 
     def _named(self) -> Iterator[tuple[str, Tensor]]:
@@ -145,15 +146,13 @@ class State:
                     for key, value in self.made[number].items():
                         first: Any = FIRST.get(key, 0.0)
                         value.fill_(group["lr"] if first == "lr" else first)
-        for generator, drawn in self._drawn:
-            generator.set_state(drawn)
         self._randomness.restore()
         if attributes:
-            for one in self._attributes:
-                one.restore()
+            for owner in self._attributes:
+                owner.restore()
 
     def keep_made(self) -> None:
-        """Take the state that optimizers have made for that which a graph writes to."""
+        """Keep the state that optimizers have made, which a graph then writes to."""
         made = [dict(optimizer.state.get(p, {})) for optimizer, _, p, _ in self.fresh]
         for (optimizer, group, _, name), values in zip(self.fresh, made, strict=True):
             kind = type(optimizer)
@@ -216,18 +215,18 @@ class State:
 
     def refuse_changes(self) -> None:
         """Refuse what a run has changed that a replay would not."""
-        for one in self._attributes:
-            one.refuse_changes()
+        for attributes in self._attributes:
+            attributes.refuse_changes()
         self._settings.refuse("step changes {}")
         for optimizer in self.holdings.optimizers:
-            for key, value in (pair for one in optimizer.state.values() for pair in one.items()):
+            for key, value in (pair for s in optimizer.state.values() for pair in s.items()):
                 on_device = isinstance(value, Tensor) and value.device == self.device
                 if value is not None and not on_device:
                     raise UnsupportedError(
                         f"{type(optimizer).__name__} keeps {key} on the CPU, where a replay does "
                         "not change it: use SGD, or Adam(capturable=True)."
                     )
-        if self.device.type != "cpu" and not self._randomness.is_same():
+        if self.device.type != "cpu" and self._randomness.was_drawn_on_host():
             raise UnsupportedError(
                 "step draws random numbers on the CPU, which a replay would not draw again: draw "
                 "them on the GPU, torch.rand(..., device=x.device), or give them as an input."
@@ -237,7 +236,7 @@ class State:
 class Attributes:
     """The numbers, texts and tensors among the attributes of a module or a scheduler."""
 
-    def __init__(self, owner: Any) -> None:
+    def __init__(self, owner: Module | LRScheduler) -> None:
         self._owner, self._now = owner, vars(owner)
         self._buffers = owner._buffers if isinstance(owner, Module) else {}
         self._before, self._buffers_before = dict(_restorable(self._now)), dict(self._buffers)
@@ -285,18 +284,12 @@ def _restorable(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     return ((k, v) for k, v in values.items() if isinstance(v, PLAIN | Tensor | None))
 
 
-def _is_same(now: Any, before: Any) -> bool:
+def _is_same(now: object, before: object) -> bool:
     return now is before or (isinstance(before, PLAIN) and bool(now == before))
 
 
-class Setting(NamedTuple):
-    """A value of an optimizer's group, as a graph has it: a number, or the place of a tensor."""
-
-    optimizer: Optimizer
-    group: int
-    key: str
-    value: Any
-    place: int | None  #: of a tensor on the device, which may be filled
+#: An optimizer, its group and key, and the value that a graph has: a number, or a tensor's place.
+Setting: TypeAlias = tuple[Optimizer, int, str, Any, int | None]
 
 
 class Settings:
@@ -308,15 +301,15 @@ class Settings:
 
     def _now(self) -> list[Setting]:
         return [
-            Setting(optimizer, at, key, *self._constant(key, value))
+            (optimizer, at, key, *self._constant(key, value))
             for optimizer in self._optimizers
             for at, group in enumerate(optimizer.param_groups)
             for key, value in group.items()
             if key != "initial_lr"  # a scheduler's
         ]
 
-    def _constant(self, key: str, value: Any) -> tuple[Any, int | None]:
-        if key == "params":
+    def _constant(self, key: str, value: object) -> tuple[Any, int | None]:
+        if isinstance(value, list) and key == "params":
             return len(value), None
         if not isinstance(value, Tensor):
             return value, None
@@ -336,15 +329,13 @@ class Settings:
 
 def _change(now: Setting, before: Setting) -> str:
     """Describe how a setting of an optimizer has changed, and how to mend it."""
-    name = f"{now.key} of {type(now.optimizer).__name__}"
-    if before.place is not None:
-        return f"{name}, where another one is now: fill the tensor, {now.key}.fill_(...)"
+    optimizer, _, key, value, _ = now
+    name = f"{key} of {type(optimizer).__name__}"
+    if before[4] is not None:
+        return f"{name}, where another one is now: fill the tensor, {key}.fill_(...)"
     tensor = "lr=torch.tensor(lr, device=...) and capturable=True (of SGD: fused=True)"
-    mend = f"make it a tensor, {tensor}" if now.key == "lr" else "capture again"
-    return (
-        f"{name} from {before.value} to {now.value}, which the captured graph has as a number: "
-        f"{mend}"
-    )
+    mend = f"make it a tensor, {tensor}" if key == "lr" else "capture again"
+    return f"{name} from {before[3]} to {value}, which the captured graph has as a number: {mend}"
 
 
 class Guard:
@@ -363,7 +354,7 @@ class Guard:
             (m, vars(m), {k: v for k, v in vars(m).items() if isinstance(v, PLAIN)}.items())
             for m in modules
         ]
-        self._states = [(one, one.state, _tensors_in(one.state)) for one in optimizers]
+        self._states = [(o, o.state, _tensors_in(o.state)) for o in optimizers]
         self._settings = Settings(optimizers, state.device)
         self._edges = [(t, t._version) for t in state.holdings.tensors if is_graph(t)]
         names = ((name, read, read()) for name, read in _names_of(step))
@@ -432,31 +423,20 @@ def _tensors_in(state: Mapping[Any, Mapping[str, Any]]) -> list[int]:
     return [id(value) for values in state.values() for value in values.values()]
 
 
-def _is_read(value: Any) -> bool:
+def _is_read(value: object) -> bool:
     """Return True if a replay has the value itself, or what was computed of it."""
     return isinstance(value, PLAIN | Tensor | Module | Optimizer) or is_graph(value)
 
 
-def _names_of(step: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
+def _names_of(step: object) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield the variables of closures and the globals that a step's code reads, and how."""
     while isinstance(step, partial | MethodType):
         step = step.func if isinstance(step, partial) else step.__func__
     if not isinstance(step, FunctionType):
         return
     for name, cell in zip(step.__code__.co_freevars, step.__closure__ or (), strict=True):
-        yield name, partial(_content, cell)
-    for name in _globals_in(step):
+        yield name, partial(cell_contents, cell)
+    loads = (load for load in dis.get_instructions(step) if load.opname == "LOAD_GLOBAL")
+    for name in dict.fromkeys(str(load.argval) for load in loads):
         if name in step.__globals__:
             yield name, partial(step.__globals__.get, name)
-
-
-def _globals_in(step: FunctionType) -> Iterable[str]:
-    loads = (one for one in dis.get_instructions(step) if one.opname == "LOAD_GLOBAL")
-    return dict.fromkeys(str(one.argval) for one in loads)
-
-
-def _content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not bound yet
-        return None

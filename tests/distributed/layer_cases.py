@@ -108,12 +108,12 @@ def layer_of_squares(group: Any, name: str, graph: str, bounds: str) -> float:
 
 def layer_of_a_lost_halo(group: Any, name: str) -> float:
     """The same difference where each exchange brings NaN."""
-    real = Halo._of_halo
-    Halo._of_halo = lambda halo, received: real(halo, received) * math.nan
+    real = Halo.receive
+    Halo.receive = lambda halo, received: real(halo, received) * math.nan
     try:
         return layer(group, name, "random", "balanced")
     finally:
-        Halo._of_halo = real
+        Halo.receive = real
 
 
 def layer_while_debugging(group: Any, name: str) -> float:

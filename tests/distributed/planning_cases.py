@@ -95,12 +95,12 @@ def all_compositions(group: Any, name: str, graph: str, bounds: str, constant: b
 
 def of_a_lost_halo(group: Any, name: str) -> float:
     """The same difference where each exchange brings NaN."""
-    real = Halo._of_halo
-    Halo._of_halo = lambda halo, received: real(halo, received) * math.nan
+    real = Halo.receive
+    Halo.receive = lambda halo, received: real(halo, received) * math.nan
     try:
         return all_compositions(group, name, "random", "balanced", False)
     finally:
-        Halo._of_halo = real
+        Halo.receive = real
 
 
 def choices(group: Any, name: str, graph: str, bounds: str, training: bool) -> list[str]:

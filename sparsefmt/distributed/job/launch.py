@@ -292,7 +292,7 @@ class _Rank:
     longest: float = 0.0  #: seconds from one progress to the next, at most
 
     def update(self, beat: bytes, now: float) -> None:
-        """Take over what the rank has written of itself."""
+        """Read what the rank has written of itself."""
         if beat == self.beat:
             return
         self.beat, self.changed = beat, now
@@ -345,7 +345,7 @@ class Watch:
         return {number: rank for number, rank in self._ranks.items() if rank.beat != b"left"}
 
     def _run(self) -> None:
-        """Beat and look at the others, until all leave or this process must end."""
+        """Write this rank's beat and read the others', until all leave or this process must end."""
         beats, leaving = 0, False
         while not leaving or self._working():
             leaving = self._leaving.wait(0.0 if leaving else self._interval)

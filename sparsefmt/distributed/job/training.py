@@ -14,8 +14,9 @@ from torch.nn import functional
 
 from ... import _random
 from ...errors import UnsupportedError
+from ...formats.arrays import Array
 from ...nn import GATConv, GCNConv, SAGEConv
-from ..agreement import first_of
+from ..agreement import Group, first_of
 from ..graph import DistGraph
 from ..loss import UNLABELLED, accuracy, broadcast_parameters, cross_entropy, sum_gradients
 from ..parts.files import Partition, read_part
@@ -69,7 +70,7 @@ class Training:
     """
 
     def __init__(
-        self, partition: Partition, options: Options, group: Any, device: torch.device
+        self, partition: Partition, options: Options, group: Group, device: torch.device
     ) -> None:
         check_trainable(partition, options)
         self.options, self.group = options, group
@@ -80,7 +81,7 @@ class Training:
         part = read_part(partition, self.rank, dist.get_world_size(group))
         dtype = getattr(torch, options.dtype)
 
-        def tensor(array: Any) -> Tensor:  # a copy, since an array may be mapped and read-only
+        def tensor(array: Array) -> Tensor:  # a copy, since an array may be mapped and read-only
             return torch.tensor(array, device=device)
 
         self.graph = DistGraph(tensor(part.edge_index), part.bounds, group)

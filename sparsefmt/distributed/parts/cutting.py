@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -37,6 +37,9 @@ from ...reorder import Order
 from . import rows
 from .files import HEADER, MASKS, Partition, digest, edges_sum, rows_sum
 
+#: What has edges: a path, a graph, or pieces; and data of vertices, or the path of a ``.npy``.
+Pieces: TypeAlias = str | os.PathLike[str] | Graph | Format | Iterable[Any]
+Data: TypeAlias = Array | str | os.PathLike[str]
 #: Bytes of a vertex, without the arrays of a piece: its degree, its place in two orders, a sum.
 _BYTES_A_VERTEX = 40
 #: Bytes of an array that wait until they are written, so that a file is seldom opened.
@@ -49,15 +52,15 @@ _BY_NAME: dict[str, rows.Partitioner] = {"balanced": rows.balanced, "metis": row
 
 
 def write_partition(
-    graph: Any,
+    graph: Pieces,
     folder: str | os.PathLike[str],
     parts: int,
     *,
     partitioner: str | rows.Partitioner = "balanced",
     num_nodes: int | None = None,
-    features: Any = None,
-    labels: Any = None,
-    masks: Mapping[str, Any] | None = None,
+    features: Data | None = None,
+    labels: Data | None = None,
+    masks: Mapping[str, Data] | None = None,
 ) -> Partition:
     """Cut a square graph into parts, and write a folder from which ranks read theirs.
 
@@ -116,7 +119,7 @@ def write_partition(
         writer = _Writer(draft, order, bounds)
         dtypes = writer.edges(edges, survey) | writer.vertices(data)
         if order is not None:
-            writer.array("order.npy", np.int64, order.perm.shape, [order.perm])
+            writer.array("order.npy", np.dtype(np.int64), order.perm.shape, [order.perm])
         digits = {name: [rows_sum(a, _stored(name, a)), *a.shape] for name, a in data.items()}
         weights = survey.weights and survey.weights.name
         facts = {**digits, "edges": [survey.sum, survey.edges, weights], "n": len(survey.degrees)}
@@ -150,7 +153,7 @@ def version() -> str:
 class _Edges:
     """The edges of a user's graph, checked, in pieces, as often as they are iterated over."""
 
-    def __init__(self, graph: Any, num_nodes: int | None) -> None:
+    def __init__(self, graph: Pieces, num_nodes: int | None) -> None:
         self.structure = None
         if num_nodes is not None:
             num_nodes = checks.integer("num_nodes", num_nodes, least=0)
@@ -198,7 +201,7 @@ class _Edges:
             yield Chunk(source, target, weight, shape)
 
 
-def _has_pieces(graph: Any) -> bool:
+def _has_pieces(graph: Pieces) -> bool:
     """Return True if pieces can be had of it several times: no tensor, mapping or PyG's data."""
     if isinstance(graph, Mapping) or hasattr(graph, "shape") or hasattr(graph, "edge_index"):
         return False
@@ -260,7 +263,9 @@ def _grown(degrees: Array, n: int) -> Array:
         return np.concatenate([degrees, np.zeros(more, np.int64)])
 
 
-def _vertex_data(features: Any, labels: Any, masks: Mapping[str, Any], n: int) -> dict[str, Array]:
+def _vertex_data(
+    features: Data | None, labels: Data | None, masks: Mapping[str, Data], n: int
+) -> dict[str, Array]:
     """Check the arrays with a row for each vertex; return them by name."""
     if set(masks) - set(MASKS):
         raise UnsupportedError(f"masks are {', '.join(masks)}: name them train, val and test.")
@@ -280,7 +285,7 @@ def _vertex_data(features: Any, labels: Any, masks: Mapping[str, Any], n: int) -
     return data
 
 
-def _array(name: str, source: Any) -> Array:
+def _array(name: str, source: Data) -> Array:
     """Read an array, of a file mapped into memory."""
     if not isinstance(source, str | os.PathLike):
         return to_device(as_array(name, source), "cpu")
@@ -300,7 +305,7 @@ def _array(name: str, source: Any) -> Array:
 
 def _cut(
     partitioner: str | rows.Partitioner, edges: _Edges, survey: _Survey, parts: int
-) -> tuple[Any, rows.Bounds, str]:
+) -> tuple[Order | None, rows.Bounds, str]:
     """Choose the order of the vertices or None, and the bounds of the parts; name what cuts."""
     if partitioner == "balanced":
         return None, rows.bounds_of_degrees(survey.degrees, parts), "balanced"
@@ -348,8 +353,8 @@ class _NewArray:
     ``waiting`` is the number of bytes that wait for that.
     """
 
-    def __init__(self, path: Path, dtype: Any, shape: tuple[int, ...]) -> None:
-        self.path, self.dtype = path, np.dtype(dtype).newbyteorder("=")
+    def __init__(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        self.path, self.dtype = path, dtype.newbyteorder("=")
         self.left = shape[0]
         head, descr = io.BytesIO(), np.lib.format.dtype_to_descr(self.dtype)
         facts = {"descr": descr, "fortran_order": False, "shape": shape}
@@ -383,7 +388,7 @@ class _NewArray:
 class _Writer:
     """The writer of the arrays of all parts, by their paths in the folder."""
 
-    def __init__(self, folder: Path, order: Any, bounds: rows.Bounds) -> None:
+    def __init__(self, folder: Path, order: Order | None, bounds: rows.Bounds) -> None:
         self.folder, self.order, self.bounds = folder, order, bounds
         self.arrays: dict[str, _NewArray] = {}
         for part in range(len(bounds) - 1):
@@ -395,7 +400,9 @@ class _Writer:
             raise _changed()
         return {name: [array.size, array.crc] for name, array in self.arrays.items()}
 
-    def array(self, name: str, dtype: Any, shape: tuple[int, ...], pieces: Iterable[Array]) -> None:
+    def array(
+        self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], pieces: Iterable[Array]
+    ) -> None:
         """Write one array."""
         self.arrays[name] = array = _NewArray(self.folder / name, dtype, shape)
         for piece in pieces:

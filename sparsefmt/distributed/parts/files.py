@@ -69,7 +69,7 @@ class Partition:
 
     @property
     def fingerprint(self) -> str:
-        """32 digits that tell folders apart: of parts, order and the contents of all files."""
+        """Return 32 digits that tell folders apart: of parts, order and the contents of files."""
         return digest(self._facts())
 
     def text(self) -> str:

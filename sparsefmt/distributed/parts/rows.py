@@ -3,8 +3,9 @@
 Nothing here needs torch.
 """
 
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import scipy.sparse
@@ -165,7 +166,7 @@ def _fill(loads: Array, weights: Array) -> Array:
     return np.searchsorted(np.cumsum(room)[:-1], np.cumsum(weights) - weights, side="right")
 
 
-def checked(bounds: Any, ranks: int) -> tuple[int, ...]:
+def checked(bounds: Iterable[int], ranks: int) -> tuple[int, ...]:
     """Return the bounds of so many ranks; raise ShapeError unless they ascend from 0."""
     try:
         result = tuple(map(int, bounds))
@@ -179,7 +180,7 @@ def checked(bounds: Any, ranks: int) -> tuple[int, ...]:
     return result
 
 
-def check_ends(shape: tuple[int, int], bounds: tuple[int, ...], source_bounds: Any) -> None:
+def check_ends(shape: tuple[int, int], bounds: Bounds, source_bounds: Sequence[int] | None) -> None:
     """Check that bounds end with the rows of a graph, and those of sources with its columns."""
     n_rows, n_cols = shape
     if bounds[-1] != n_rows:
