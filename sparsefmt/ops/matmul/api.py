@@ -418,16 +418,11 @@ def _gradient(launcher: Callable[..., Any], *arguments: Arg, **facts: Any) -> Op
 
 SPMM_ARG = Op(
     "spmm_arg",
-<<<<<<< HEAD
-    (_X, VALUES, *SCALES, Arg("reduce", kind="str", words=REDUCTIONS[2:])),
+    (_X, replace(VALUES, axes=(1,)), *SCALES, Arg("reduce", kind="str", words=REDUCTIONS[2:])),
     results=lambda S, x, *_: (
         ((S.n_rows, x.shape[1]), x),
         ((S.n_rows, x.shape[1]), str(S.index_dtype)),
     ),
-=======
-    (_X, replace(VALUES, axes=(1,)), *SCALES, Arg("reduce", kind="str", words=REDUCTIONS[2:])),
-    results=_rows_and_winners,
->>>>>>> 7dc26e67731a6c88aa4f6016218a2df2d548a3fa
     returns=2,
     kernels=csr_kernels(cuda.spmm_arg, "spmm_csr_balanced", "spmm_csr_numba"),
     price=price_of_rows,
