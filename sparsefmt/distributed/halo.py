@@ -201,7 +201,7 @@ class ReceivedRows:
     def rows_of(self, x: Tensor) -> Tensor | None:
         """Return the rows of a tensor if they are remembered; the current stream may read them."""
         for place, entry in enumerate(self._entries):
-            if entry.is_current(x):
+            if entry.is_of(x) and entry.state == (x._version, x.data_ptr()):
                 self._entries.append(self._entries.pop(place))
                 return entry.read()
         return None
@@ -231,10 +231,6 @@ class _Entry:
     def is_of(self, x: Tensor) -> bool:
         """Return True if the rows are or were those of this tensor."""
         return self.tensor() is _base_of(x) and self.view == _view_of(x)
-
-    def is_current(self, x: Tensor) -> bool:
-        """Return True if the rows are still those of this tensor."""
-        return self.is_of(x) and self.state == (x._version, x.data_ptr())
 
     def read(self) -> Tensor:
         """Return the rows to the current stream, which waits for the one that made them."""

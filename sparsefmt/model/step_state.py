@@ -55,7 +55,14 @@ class State:
         ]
         self.made: list[dict[str, Any]] = []
         self._values = [t.detach().clone() for _, t in self.tensors.values()]
-        of_optimizers = {id(t) for t in self._of_optimizers()}
+        of_optimizers = {
+            id(value)
+            for optimizer in holdings.optimizers
+            for group in optimizer.param_groups
+            for values in (group, *(optimizer.state.get(p, {}) for p in group["params"]))
+            for value in (*values.values(), *group["params"])
+            if isinstance(value, Tensor)
+        }
         self.trained = {n for key, (n, _) in self.tensors.items() if key in of_optimizers}
         #: What a replay may write to; a norm's statistics count no version there.
         self._changing = of_optimizers | {
@@ -95,13 +102,6 @@ class State:
                         yield f"{key} of {kind}", value
         for number, tensor in enumerate(self.holdings.tensors):
             yield f"tensor {number} that step names, {tuple(tensor.shape)}", tensor
-
-    def _of_optimizers(self) -> Iterator[Tensor]:
-        for optimizer in self.holdings.optimizers:
-            for group in optimizer.param_groups:
-                values = [*group.values(), *group["params"]]
-                values += [v for p in group["params"] for v in optimizer.state.get(p, {}).values()]
-                yield from (value for value in values if isinstance(value, Tensor))
 
     def generators(self) -> list[torch.Generator]:
         """Return the generators of the device, torch's first."""
@@ -357,8 +357,12 @@ class Guard:
         self._states = [(o, o.state, _tensors_in(o.state)) for o in optimizers]
         self._settings = Settings(optimizers, state.device)
         self._edges = [(t, t._version) for t in state.holdings.tensors if is_graph(t)]
-        names = ((name, read, read()) for name, read in _names_of(step))
-        self._names = [(name, read, value) for name, read, value in names if _is_read(value)]
+        #: What a replay has itself, or what was computed of it.
+        self._names = [
+            (name, read, value)
+            for name, read in _names_of(step)
+            if isinstance(value := read(), PLAIN | Tensor | Module | Optimizer) or is_graph(value)
+        ]
 
     def check(self) -> None:
         """Refuse to replay where what the graph reads is no longer what the user holds."""
@@ -421,11 +425,6 @@ class Guard:
 
 def _tensors_in(state: Mapping[Any, Mapping[str, Any]]) -> list[int]:
     return [id(value) for values in state.values() for value in values.values()]
-
-
-def _is_read(value: object) -> bool:
-    """Return True if a replay has the value itself, or what was computed of it."""
-    return isinstance(value, PLAIN | Tensor | Module | Optimizer) or is_graph(value)
 
 
 def _names_of(step: object) -> Iterator[tuple[str, Callable[[], Any]]]:
