@@ -30,8 +30,7 @@ from ..formats.cbsr import CBSR, column_dtype
 from ..formats.compressed import COO, CSC, CSR
 from ..formats.sgt import SGT, check_tile
 from . import space as samples
-from .kinds import KINDS, scatter
-from .space import MatrixOptions, Shape, Space, ValueOptions, Values
+from .space import KINDS, MatrixOptions, Shape, Space, ValueOptions, Values, scatter
 
 _FORMATS = ("coo", "csr", "csc", "sgt")
 _TILES = st.sampled_from(samples.TILES)

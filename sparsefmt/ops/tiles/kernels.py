@@ -128,8 +128,8 @@ def _tiles_for(
 @cache
 def against_device(device: int) -> tuple[str, ...]:
     """Return why that GPU has no tensor cores for these products, or nothing."""
-    found = import_cupy().cuda.Device(device).compute_capability
-    capability = int(found[:-1]), int(found[-1])
+    version = import_cupy().cuda.Device(device).compute_capability
+    capability = int(version[:-1]), int(version[-1])
     if capability >= cuda.CAPABILITY:
         return ()
     least, has = (".".join(map(str, version)) for version in (cuda.CAPABILITY, capability))
