@@ -236,7 +236,7 @@ def size(value: object) -> int:
     return int(value)
 
 
-def away_from_zero(least: float, zeros: bool, value: float) -> float:
+def without_small(least: float, zeros: bool, value: float) -> float:
     """Round a value below ``least`` to 0.0; to 1.0 where there are to be no zeros."""
     if abs(value) >= least:
         return value

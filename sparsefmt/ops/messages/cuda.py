@@ -13,7 +13,7 @@ from ..engine import jit
 from ..engine.launch import ITEMSIZE, fill, row_bytes
 from ..engine.memory import memory_of
 from ..engine.structure import Structure, structure_of
-from ..matmul.cuda import Shape, load_shape
+from ..matmul.cuda import load_shape
 
 _FILE = "messages/messages.cu"
 THREADS = 128  # of a block, as in rows.cuh
@@ -132,15 +132,6 @@ def _launch(S: Structure, kind: int, arrays: _Arrays, like: Array, flags: int) -
         row_bytes(feat, dtype)  # the kernel counts in the rows of results as in those it reads
         kernel(blocks, (*S.arrays, *at, carry, S.nnz, *sizes), threads=THREADS, stream=stream)
         if nbytes:
-            _add_up(S, types, (at[5], carry), feat, shape, flags, stream)
-
-
-def _add_up(
-    S: Structure, types: tuple[str, str], at: tuple[int, int], feat: int, shape: Shape, flags: int,
-    stream: int,
-) -> None:  # fmt: skip
-    """Launch what puts together the rows that blocks share."""
-    width = -(-feat // shape.width) * shape.width
-    kernel = jit.load(_FILE, "message_cut_rows", "5P6i", types)
-    args = S.indptr, S.start, S.cut, *at, S.n_cuts, feat, width, *shape, flags
-    kernel(-(-S.n_cuts * width // THREADS), args, threads=THREADS, stream=stream)
+            kernel = jit.load(_FILE, "message_cut_rows", "5P6i", types)
+            args = S.indptr, S.start, S.cut, at[5], carry, S.n_cuts, feat, width, *shape, flags
+            kernel(-(-S.n_cuts * width // THREADS), args, threads=THREADS, stream=stream)
