@@ -88,9 +88,13 @@ def against_spmm(
 
 
 def against_sddmm(
-    A: Format | Structure, X: Array, *_: Any, precision: str | None = None,
-    costs: Costs | None = None, **__: Any,
-) -> list[str]:  # fmt: skip
+    A: Format | Structure,
+    X: Array,
+    *_: Any,
+    precision: str | None = None,
+    costs: Costs | None = None,
+    **__: Any,
+) -> list[str]:
     """List the reasons against tensor cores; entries are split only if there is no other one."""
     if A.format == "csr" and precision is None and not tiled:
         return _IS_CSR

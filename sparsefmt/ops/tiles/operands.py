@@ -224,9 +224,14 @@ class PreparedTiles:
     """
 
     def __init__(
-        self, sgt: SGT, shares: Array, *, costs: Costs | None, view: Callable[[Array], Any],
+        self,
+        sgt: SGT,
+        shares: Array,
+        *,
+        costs: Costs | None,
+        view: Callable[[Array], Any],
         refuses_float32: Callable[[], list[str]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.sgt, self.costs, self.refuses_float32 = sgt, costs, refuses_float32
         self._shares, self._view = shares, view
         self._built = Built()
