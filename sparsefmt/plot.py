@@ -138,7 +138,10 @@ def _facts(A: Format) -> str:
     return f"{A.n_rows:,} x {A.n_cols:,}, {A.nnz:,} stored entries"
 
 
-def _dress(axes: Axes, title: str, x: str, y: str, *, grid: str = "both") -> None:
+def _dress(
+    axes: Axes, title: str, x: str, y: str, *, grid: str = "both", A: Format | None = None
+) -> bool:
+    """Write the titles and draw a grid; return False if ``A`` has no entries, and write so."""
     axes.set_title(title, loc="left", fontsize=11.5, fontweight="bold", color=INK)
     axes.set_xlabel(x, **STYLE)  # type: ignore[arg-type]
     axes.set_ylabel(y, **STYLE)  # type: ignore[arg-type]
@@ -148,11 +151,11 @@ def _dress(axes: Axes, title: str, x: str, y: str, *, grid: str = "both") -> Non
         axes.grid(axis=grid, color="#e4e4e4", linewidth=0.8)  # type: ignore[arg-type]
     for side in ("top", "right"):
         axes.spines[side].set_visible(grid == "")
-
-
-def _write_empty(axes: Axes) -> None:
+    if A is None or A.nnz:
+        return True
     axes.text(0.5, 0.5, "no stored entries", transform=axes.transAxes, ha="center", color=INK)
     axes.set(xticks=[], yticks=[])
+    return False
 
 
 # Entries
@@ -179,9 +182,9 @@ def density_image(A: COO, max_cells: int = MAX_CELLS) -> DensityImage:
 
 def draw_spy(axes: Axes, A: COO) -> None:
     """Draw the pattern: one cell per entry for a small matrix, else a density image."""
-    _dress(axes, "Stored entries", "source vertex (column)", "target vertex (row)", grid="")
-    if not A.nnz:
-        _write_empty(axes)
+    if not _dress(
+        axes, "Stored entries", "source vertex (column)", "target vertex (row)", grid="", A=A
+    ):
         return
     image = density_image(A)
     counts = np.ma.masked_equal(image.counts, 0)
@@ -225,9 +228,9 @@ def survival(degrees: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.nd
 
 def draw_degrees(axes: Axes, A: COO) -> None:
     """Draw the complementary cumulative distribution of in- and out-degree on log axes."""
-    _dress(axes, "Degree distribution", "degree d", "share of vertices with degree >= d")
-    if not A.nnz:
-        _write_empty(axes)
+    if not _dress(
+        axes, "Degree distribution", "degree d", "share of vertices with degree >= d", A=A
+    ):
         return
     degrees_in = np.bincount(A.row, minlength=A.n_rows)
     degrees_out = np.bincount(A.col, minlength=A.n_cols)
@@ -276,9 +279,7 @@ def draw_tile_histogram(axes: Axes, A: COO, tile: Tile) -> None:
     """Draw how many tiles hold how many entries, before and after condensing."""
     cells = tile[0] * tile[1]
     title = f"Entries per tile of {tile[0]} x {tile[1]} = {cells} cells"
-    _dress(axes, title, "stored entries in the tile", "tiles", grid="y")
-    if not A.nnz:
-        _write_empty(axes)
+    if not _dress(axes, title, "stored entries in the tile", "tiles", grid="y", A=A):
         return
     before, after = uncondensed_tiles(A, tile), condensed_tiles(A, tile)
     most = int(max(before.max(), after.max(), 2))
@@ -303,9 +304,7 @@ def draw_tile_histogram(axes: Axes, A: COO, tile: Tile) -> None:
 def draw_tile_density(axes: Axes, A: COO, tiles: Sequence[Tile]) -> None:
     """Draw the mean tile density for each tile shape, before and after condensing."""
     title = "Mean tile density before and after condensing"
-    _dress(axes, title, "filled cells of a tile (%)", "", grid="x")
-    if not A.nnz:
-        _write_empty(axes)
+    if not _dress(axes, title, "filled cells of a tile (%)", "", grid="x", A=A):
         return
     place = np.arange(len(tiles))[::-1]
     most = 0.0

@@ -113,7 +113,10 @@ class Stats:
     @cached_property
     def out_degree(self) -> Degrees:
         """Return statistics of the entries of each column."""
-        return _degrees(_column_lengths(self.matrix), self.nnz)
+        A = self.matrix
+        with on_device_of(A.indices), allocating(f"column lengths of {A!r}"):
+            lengths = namespace(A.indices).bincount(A.indices, minlength=A.n_cols)  # synchronize!
+        return _degrees(lengths, self.nnz)
 
     @property
     def empty_rows(self) -> int:
@@ -240,11 +243,6 @@ def _csr(A: Format) -> CSR:
     if not isinstance(A, Format):
         raise DtypeError(f"A is a {type(A).__name__}: give a sparsefmt format (of a Graph: .csr).")
     return A.tocsr()
-
-
-def _column_lengths(A: CSR) -> Array:
-    with on_device_of(A.indices), allocating(f"column lengths of {A!r}"):
-        return namespace(A.indices).bincount(A.indices, minlength=A.n_cols)  # synchronize!
 
 
 def _degrees(lengths: Array, nnz: int) -> Degrees:

@@ -166,13 +166,13 @@ def find_cupy(driver: Driver) -> Cupy:
     except DeviceError:
         return Cupy(packages, None, None, "it cannot be imported" if packages else "not installed")
     except (OSError, RuntimeError, AttributeError) as error:
-        return Cupy(packages, None, None, f"its import fails: {_one_line(error)}")
+        return Cupy(packages, None, None, f"its import fails: {_shortened(error)}")
     packages = packages or (("cupy", str(cupy.__version__)),)
     try:
         runtime = _split(cupy.cuda.runtime.runtimeGetVersion())
         nvrtc = tuple(cupy.cuda.nvrtc.getVersion())
     except (OSError, RuntimeError, ImportError, AttributeError) as error:
-        return Cupy(packages, None, None, f"CUDA libraries are missing: {_one_line(error)}")
+        return Cupy(packages, None, None, f"CUDA libraries are missing: {_shortened(error)}")
     problem = _probe(cupy) if driver.devices else driver.problem
     return Cupy(packages, runtime, nvrtc, problem, works=not problem)
 
@@ -190,11 +190,11 @@ def _probe(cupy: ModuleType) -> str:
         MemoryError,
         cupy.cuda.compiler.CompileException,
     ) as error:
-        return f"a first kernel fails: {_one_line(error)}"
+        return f"a first kernel fails: {_shortened(error)}"
     return "" if value == 42 else f"a first kernel gave {value} instead of 42"
 
 
-def _one_line(error: BaseException) -> str:
+def _shortened(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 160 else f"{text[:157]}..."
 

@@ -121,11 +121,15 @@ def _cut(A: CSR, bounds: Array) -> tuple[_Words, Iterable[tuple[slice, slice]]]:
 
 
 def _layout(A: CSR, window_entries: int) -> _Words:
+    """Choose the layout of words for windows of so many entries: ranks for wide columns."""
     place_bits = primitives.bits_for(window_entries)
     column_bits = primitives.bits_for(A.n_cols)
     if column_bits + place_bits <= 60:
         return _Words(None, column_bits, place_bits)
-    distinct = _columns_in_use(A)
+    xp = namespace(A.indices)
+    columns, new = xp.sort(A.indices), xp.ones(A.nnz, bool)
+    new[1:] = columns[1:] != columns[:-1]  # without a table as in NumPy's ``unique``
+    distinct = columns[new]  # synchronize!
     column_bits = primitives.bits_for(len(distinct))
     if column_bits + place_bits > 64:
         raise UnsupportedError(
@@ -133,15 +137,6 @@ def _layout(A: CSR, window_entries: int) -> _Words:
             "use tiles of fewer rows."
         )
     return _Words(distinct, column_bits, place_bits)
-
-
-def _columns_in_use(A: CSR) -> Array:
-    """Return the columns that have an entry, sorted, without a table as in NumPy's ``unique``."""
-    xp = namespace(A.indices)
-    columns = xp.sort(A.indices)
-    new = xp.ones(A.nnz, bool)
-    new[1:] = columns[1:] != columns[:-1]
-    return columns[new]  # synchronize!
 
 
 def _chunks(
@@ -186,21 +181,21 @@ def _packed_columns(chunk: _Chunk, part: slice) -> Array:
 def _unpack(chunk: _Chunk, words: Array, slots: Array, order: Array) -> tuple[Array, ...]:
     """Return ``window_ptr, tile_ptr, columns`` of sorted words; write slots and order."""
     xp, dtype, width = namespace(words), chunk.bounds.dtype, chunk.tile[1]
-    seen = (_seen_on_gpu if is_cupy(words) else _seen)(chunk, words)
-    window_ptr = _window_ptr(chunk, seen)
+    if is_cupy(words):  # ``seen`` counts pairs of window and column before each entry, and all
+        fill, bounds = _fill_on_gpu, chunk.bounds
+        seen = xp.empty(len(words) + 1, dtype)
+        _differs_kernel()(words, chunk.layout.place_bits, seen)
+        primitives.sum_up(seen)
+        tiles = _tiles_kernel()(bounds, seen, chunk.entries.start, width, size=len(bounds))
+        window_ptr = primitives.sum_up(tiles)
+    else:
+        fill, seen = _fill, _seen(chunk, words)
+        window_ptr = primitives.offsets(-(-np.diff(seen) // width), seen.dtype)
     n_tiles = int(window_ptr[-1])  # synchronize!
     columns = xp.empty(n_tiles * width, dtype)
     tile_ptr = xp.empty(n_tiles + 1, dtype)
-    fill = _fill_on_gpu if is_cupy(words) else _fill
     fill(chunk, words, seen, window_ptr, (slots, order, columns, tile_ptr))
     return window_ptr, tile_ptr, columns.reshape(n_tiles, width)
-
-
-def _seen_on_gpu(chunk: _Chunk, words: Array) -> Array:
-    """Count the pairs of window and column before each entry, and of all: (nnz + 1,)."""
-    seen = namespace(words).empty(len(words) + 1, chunk.bounds.dtype)
-    _differs_kernel()(words, chunk.layout.place_bits, seen)
-    return primitives.sum_up(seen)
 
 
 def _seen(chunk: _Chunk, words: Array) -> Array:
@@ -223,14 +218,6 @@ def _seen_by_parts(chunk: _Chunk, words: Array) -> Iterator[tuple[slice, Array]]
         seen[0], seen[1], seen[2:] = total, pairs[0] != last, pairs[1:] != pairs[:-1]
         yield part, primitives.sum_up(seen)
         last, total = pairs[-1], seen[-1]
-
-
-def _window_ptr(chunk: _Chunk, seen: Array) -> Array:
-    bounds, first, width = chunk.bounds, chunk.entries.start, chunk.tile[1]
-    if is_cupy(seen):
-        tiles = _tiles_kernel()(bounds, seen, first, width, size=len(bounds))
-        return primitives.sum_up(tiles)
-    return primitives.offsets(-(-np.diff(seen) // width), seen.dtype)
 
 
 def _fill(

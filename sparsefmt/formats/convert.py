@@ -205,10 +205,10 @@ def _by_counting(
     moved = np.empty_like(payload)
     if isinstance(A, COO):
         entries = A.row, A.col, payload
-        primitives.loops().coo_tocsr(*A.shape, A.nnz, *entries, indptr, indices, moved)
+        primitives.scipy_loops().coo_tocsr(*A.shape, A.nnz, *entries, indptr, indices, moved)
     else:
         entries = A.indptr, A.indices, payload
-        primitives.loops().csr_tocsc(*A.shape, *entries, indptr, indices, moved)
+        primitives.scipy_loops().csr_tocsc(*A.shape, *entries, indptr, indices, moved)
     perm = moved if places else None
     data = None if A.data is None else A.data[perm] if places else moved
     return to._trusted(indptr=indptr, indices=indices, data=data, shape=A.shape), perm

@@ -158,7 +158,7 @@ def take_segments(ptr: Array, chosen: Array) -> tuple[Array, Array]:
 
 
 @cache
-def loops() -> Any:
+def scipy_loops() -> Any:
     """Import SciPy's compiled loops, ``coo_tocsr`` and others, without the rest of SciPy.
 
     ``import scipy.sparse`` takes 0.3 to 0.45 s, this module 0.5 ms.  The loops check nothing, run
@@ -179,14 +179,14 @@ def add_product(shape: tuple[int, int], A: tuple[Array, Array, Array], X: Array,
 
     ``X`` and ``Y`` are contiguous and of the dtype of ``data``, float32 or float64.
     """
-    loops().csr_matvecs(*shape, X.shape[1], *A, X.reshape(-1), Y.reshape(-1))
+    scipy_loops().csr_matvecs(*shape, X.shape[1], *A, X.reshape(-1), Y.reshape(-1))
 
 
 def add_transposed_product(
     shape: tuple[int, int], A: tuple[Array, Array, Array], X: Array, Y: Array
 ) -> None:
     """Add ``A' X`` to ``Y`` for a CSR of that shape, in the order of the entries."""
-    loops().csc_matvecs(*shape[::-1], X.shape[1], *A, X.reshape(-1), Y.reshape(-1))
+    scipy_loops().csc_matvecs(*shape[::-1], X.shape[1], *A, X.reshape(-1), Y.reshape(-1))
 
 
 #: A warp finds the first segment of its run of entries; each lane walks on from its last one.

@@ -15,6 +15,8 @@ from ..formats.compressed import COO, CSC, CSR
 from .scipy import as_exchangeable, imported, index_pair, wrong_kind
 from .torch import as_plain_array, from_torch, is_tensor, stacked, to_tensor
 
+#: A ``Data`` or ``HeteroData`` of PyG, which is read by its attributes.
+Data: TypeAlias = Any
 #: The number of vertices, or (n_source, n_target); None to infer it.
 NumNodes: TypeAlias = int | tuple[int, int] | None
 
@@ -96,7 +98,7 @@ def to_edge_index(A: Format) -> tuple[Array, Array | None]:
 
 
 def from_pyg(
-    data: Any, *, format: FormatName | None = None, dtype: DType = None, index_dtype: DType = None
+    data: Data, *, format: FormatName | None = None, dtype: DType = None, index_dtype: DType = None
 ) -> Any:
     """Convert a PyG ``Data`` to a matrix, or a ``HeteroData`` to one for each edge type.
 
@@ -147,7 +149,7 @@ def is_hetero(data: object) -> bool:
     return hasattr(data, "edge_types")
 
 
-def stores_of(data: Any) -> dict[tuple[str, str, str], tuple[Any, Any]]:
+def stores_of(data: Data) -> dict[tuple[str, str, str], tuple[Any, Any]]:
     """Return the store and ``(n_source, n_target)`` of each edge type of a ``HeteroData``.
 
     None stands for the sizes of an ``adj_t``, which carries them.
@@ -167,7 +169,7 @@ def stores_of(data: Any) -> dict[tuple[str, str, str], tuple[Any, Any]]:
     return stores
 
 
-def _sizes_of(data: Any, edge_type: tuple[str, str, str]) -> tuple[int, int]:
+def _sizes_of(data: Data, edge_type: tuple[str, str, str]) -> tuple[int, int]:
     """Return ``(n_source, n_target)`` of an edge type."""
     sizes = []
     for name in edge_type[::2]:
@@ -181,7 +183,7 @@ def _sizes_of(data: Any, edge_type: tuple[str, str, str]) -> tuple[int, int]:
     return sizes[0], sizes[1]
 
 
-def parts_of(data: Any) -> tuple[Any, Any, Any]:
+def parts_of(data: Data) -> tuple[Any, Any, Any]:
     """Return ``adj_t`` or ``edge_index`` of a ``Data``, its edge weights and ``num_nodes``.
 
     With an ``adj_t``, which has both, these are None.
@@ -227,10 +229,10 @@ def to_pyg(A: Format) -> Any:
         If torch_geometric is not installed.
     """
     needed = "to_pyg needs torch_geometric: pip install torch-geometric."
-    Data = imported("torch_geometric.data", needed).Data
+    data = imported("torch_geometric.data", needed)
     edge_index, edge_weight = to_edge_index(A)
     square("to_pyg", A, "use to_edge_index and a HeteroData")
-    graph = Data(edge_index=to_tensor(edge_index), num_nodes=A.n_rows)
+    graph = data.Data(edge_index=to_tensor(edge_index), num_nodes=A.n_rows)
     if edge_weight is not None:
         graph.edge_weight = to_tensor(edge_weight)
     return graph

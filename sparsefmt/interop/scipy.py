@@ -2,7 +2,7 @@
 
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,11 +14,16 @@ from ..formats.cbsr import CBSR
 from ..formats.compressed import COO, CSC, CSR
 from ..formats.sgt import SGT
 
+#: An array or matrix of scipy.sparse or cupyx.scipy.sparse, which share no class.
+SparseMatrix: TypeAlias = Any
+
 _COMPRESSED: dict[str, type[CSR] | type[CSC]] = {"csr": CSR, "csc": CSC}
 _COMPUTED_BY_SCIPY = (np.dtype(np.float32), np.dtype(np.float64))
 
 
-def from_scipy(M: Any, *, dtype: DType = None, index_dtype: DType = None) -> COO | CSR | CSC:
+def from_scipy(
+    M: SparseMatrix, *, dtype: DType = None, index_dtype: DType = None
+) -> COO | CSR | CSC:
     """Convert a scipy.sparse array or matrix to the format of the same name.
 
     CSR, CSC and COO share their memory with ``M``; the other SciPy formats become CSR.  Order,
@@ -81,7 +86,9 @@ def to_scipy(A: Format, *, dtype: DType = None) -> Any:
     return _to_sparse(scipy.sparse, A, dtype)
 
 
-def from_cupyx(M: Any, *, dtype: DType = None, index_dtype: DType = None) -> COO | CSR | CSC:
+def from_cupyx(
+    M: SparseMatrix, *, dtype: DType = None, index_dtype: DType = None
+) -> COO | CSR | CSC:
     """Convert a cupyx.scipy.sparse array or matrix to the format of the same name, on its GPU.
 
     CSR, CSC and COO share their memory with ``M``; DIA becomes CSR.
@@ -150,7 +157,7 @@ def _cupyx_sparse() -> ModuleType:
     return module
 
 
-def _from_sparse(M: Any, dtype: DType, index_dtype: DType) -> COO | CSR | CSC:
+def _from_sparse(M: SparseMatrix, dtype: DType, index_dtype: DType) -> COO | CSR | CSC:
     if len(M.shape) != 2:
         raise ShapeError(f"M has shape {M.shape}: give a 2-D matrix.")
     if M.format not in ("coo", *_COMPRESSED):

@@ -155,11 +155,14 @@ class _Archive:
     def __exit__(self, *_: object) -> None:
         self._zip.close()
 
+    def fault(self, why: str) -> FileFormatError:
+        """Return the error for a malformed archive; ``why`` ends with the mend."""
+        return fault(self.path, why)
+
     def load(self, name: str) -> Array:
         """Read the array of that name."""
         if name not in self.members:
-            raise fault(
-                self.path,
+            raise self.fault(
                 f'member "{name}" is missing (there are {", ".join(self.members) or "none"}): '
                 "write indptr, indices and shape, or use sparsefmt.write.",
             )
@@ -187,7 +190,7 @@ class _Archive:
         """Read the text of a member with one string or bytes."""
         array = self.load(name)
         if array.shape != () or array.dtype.kind not in "SU":
-            raise fault(self.path, f'member "{name}" is {array.dtype}: it must be one string.')
+            raise self.fault(f'member "{name}" is {array.dtype}: it must be one string.')
         value = array.item()
         return value if isinstance(value, str) else value.decode("latin-1")
 
@@ -196,8 +199,7 @@ class _Archive:
         packed = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: _TIGHTEST}.get(info.compress_type, 0)
         is_inside = 0 <= info.header_offset <= self._size - info.compress_size
         if not is_inside or info.file_size > info.compress_size * packed:
-            raise fault(
-                self.path,
+            raise self.fault(
                 f'member "{name}" claims {info.file_size} bytes out of {info.compress_size}: it is '
                 "truncated, a bomb, or packed by other means than deflate; write it with "
                 "numpy.savez.",
@@ -208,8 +210,7 @@ class _Archive:
         self._check_claim(name, info)
         self._left -= info.file_size
         if self._left < 0:
-            raise fault(
-                self.path,
+            raise self.fault(
                 f'member "{name}" has {info.file_size} bytes, which takes the matrix beyond '
                 f"max_bytes={self._max_bytes}: raise max_bytes if you trust the file.",
             )
@@ -226,8 +227,7 @@ class _Archive:
             read = np.lib.format.read_array_header_2_0
         shape, _, dtype = read(member)
         if dtype.hasobject:
-            raise fault(
-                self.path,
+            raise self.fault(
                 f'member "{name}" holds pickled Python objects, which are never loaded: '
                 "write it as numbers.",
             )
@@ -247,8 +247,7 @@ class _Archive:
             self._left -= size * (8 - min(dtype.itemsize, 8)) * (name == "data")
         exact = 28 if dtype.kind in "iu" and dtype.itemsize == 8 and name == "data" else 12
         if self._left + _BUFFERS < size * exact:
-            raise fault(
-                self.path,
+            raise self.fault(
                 f'member "{name}" has {size} numbers, whose casts and checks take the matrix '
                 f"beyond max_bytes={self._max_bytes}: raise max_bytes if you trust the file.",
             )
@@ -263,7 +262,7 @@ class _Archive:
             raise
         except _BROKEN as error:
             text = str(error).split("\n")[0].rstrip(".")
-            raise fault(self.path, f"{what} is damaged ({text}): {mend}.") from error
+            raise self.fault(f"{what} is damaged ({text}): {mend}.") from error
 
 
 def _read_versioned(archive: _Archive, dtype: DType) -> Format:
@@ -272,8 +271,7 @@ def _read_versioned(archive: _Archive, dtype: DType) -> Format:
     names = [name for name in kind._array_fields if name != "data" or header["values"]]
     extra = archive.members.keys() - {*names, "shape", "sparsefmt"}
     if extra:
-        raise fault(
-            archive.path,
+        raise archive.fault(
             f"unexpected members {', '.join(sorted(extra))} beside a {kind.__name__}: "
             "leave them out.",
         )
@@ -281,8 +279,7 @@ def _read_versioned(archive: _Archive, dtype: DType) -> Format:
     if header["values"] == "bfloat16":
         arrays["data"] = _bfloat16(archive.path, arrays["data"])
     if "data" in arrays and arrays["data"].dtype.name != header["values"]:
-        raise fault(
-            archive.path,
+        raise archive.fault(
             f'member "data" is {arrays["data"].dtype} but the header says {header["values"]}: '
             "write the file again.",
         )
@@ -297,7 +294,7 @@ def _versioned_header(archive: _Archive) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         if isinstance(error, FileFormatError):
             raise
-        raise fault(archive.path, 'member "sparsefmt" is no JSON: write the file again.') from error
+        raise archive.fault('member "sparsefmt" is no JSON: write the file again.') from error
     version = header.get("version") if isinstance(header, dict) else None
     if isinstance(version, int) and version > VERSION:
         raise UnsupportedError(
@@ -306,8 +303,7 @@ def _versioned_header(archive: _Archive) -> dict[str, Any]:
     known = ("bfloat16", "float16", "float32", "float64", None)
     good = version == VERSION and header.get("values", "") in known
     if not good or header.get("format") not in tuple(_FORMATS):
-        raise fault(
-            archive.path,
+        raise archive.fault(
             f'member "sparsefmt" is {str(header)[:80]}: it must give version {VERSION}, '
             f"a format among {', '.join(_FORMATS)}, and the dtype of the values.",
         )
@@ -337,7 +333,7 @@ def _read_scipy(archive: _Archive, dtype: DType) -> Format:
     else:
         coords = archive.load("coords")
         if coords.ndim != 2 or len(coords) != 2:
-            raise fault(archive.path, f'member "coords" has shape {coords.shape}: give (2, nnz).')
+            raise archive.fault(f'member "coords" has shape {coords.shape}: give (2, nnz).')
         row, col = coords
     shape = checks.shape(archive.load("shape"))
     row, col = foreign.indices_alike(shape, row=row, col=col)

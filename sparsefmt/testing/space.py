@@ -5,7 +5,7 @@ entries with the functions of this module.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, TypeAlias, TypedDict, TypeGuard
@@ -19,6 +19,7 @@ from ..formats.base import Format
 from ..formats.compressed import COO, CSC, CSR
 
 Shape: TypeAlias = tuple[int, int]
+Cells: TypeAlias = tuple[Array, Array]
 
 #: TC-GNN's tile, those of other matrix units, and some that fit nothing.
 TILES = ((16, 8), (8, 8), (16, 16), (1, 1), (3, 5))
@@ -235,7 +236,7 @@ def size(value: object) -> int:
     return int(value)
 
 
-def away_from_zero(least: float, zeros: bool, value: float) -> float:
+def without_small(least: float, zeros: bool, value: float) -> float:
     """Round a value below ``least`` to 0.0; to 1.0 where there are to be no zeros."""
     if abs(value) >= least:
         return value
@@ -299,3 +300,77 @@ def magnitudes(dtype: np.dtype[Any], top: float | None) -> tuple[float, float]:
     return LEAST_MAGNITUDE, float(
         rounded if rounded <= top else np.nextafter(rounded, stored.type(0))
     )
+
+
+# Graphs by kind: entries of a shape from ``a`` and ``b``, which pick a place or a size as a kind
+# needs them.  Any non-negative integers will do, and smaller ones give simpler graphs.
+
+#: Longest side of a dense block, widest band, most columns of an isolated row's neighbour.
+BLOCK, BAND, FEW = 6, 2, 3
+
+
+def empty(n_rows: int, n_cols: int, a: int, b: int) -> Cells:
+    """Return no entry at all."""
+    return np.zeros(0, np.int64), np.zeros(0, np.int64)
+
+
+def one_row(n_rows: int, n_cols: int, a: int, b: int) -> Cells:
+    """Return entries of row ``a`` alone, in every ``b + 1``-th column."""
+    col = np.arange(0, n_cols if n_rows else 0, b % 3 + 1)
+    return np.full(len(col), a % max(n_rows, 1)), col
+
+
+def star(n_rows: int, n_cols: int, a: int, b: int) -> Cells:
+    """Return a full row ``a``, and an entry of every row in column ``b``."""
+    hub, centre = a % max(n_rows, 1), b % max(n_cols, 1)
+    spokes = np.arange(n_cols if n_rows else 0)
+    rim = np.flatnonzero(np.arange(n_rows) != hub) if n_cols else spokes
+    row = np.concatenate([np.full(len(spokes), hub), rim])
+    return row, np.concatenate([spokes, np.full(len(rim), centre)])
+
+
+def power_law(n_rows: int, n_cols: int, a: int, b: int) -> Cells:
+    """Return ``n_cols / (i + 1)`` entries of each row ``i``, at least one: Zipf's law."""
+    rank = np.arange(n_rows if n_cols else 0)
+    degree = np.maximum(n_cols // (rank + 1), 1)
+    row = np.repeat(rank, degree)
+    place = np.arange(len(row)) - np.repeat(np.cumsum(degree) - degree, degree)
+    return row, (a + b * row + place) % max(n_cols, 1)
+
+
+def banded(n_rows: int, n_cols: int, a: int, b: int) -> Cells:
+    """Return the entries at most ``a`` columns off the diagonal (a chain, a mesh)."""
+    band = np.arange(-(a % (BAND + 1)), a % (BAND + 1) + 1)
+    row = np.repeat(np.arange(n_rows), len(band))
+    col = row + np.tile(band, n_rows)
+    inside = (col >= 0) & (col < n_cols)
+    return row[inside], col[inside]
+
+
+def dense_block(n_rows: int, n_cols: int, a: int, b: int) -> Cells:
+    """Return every cell of one block, nothing outside (a clique)."""
+    top, left = a % max(n_rows, 1), b % max(n_cols, 1)
+    height, width = min(BLOCK, n_rows - top), min(BLOCK, n_cols - left)
+    row, col = np.divmod(np.arange(height * width), max(width, 1))
+    return row + top, col + left
+
+
+def isolated_rows(n_rows: int, n_cols: int, a: int, b: int) -> Cells:
+    """Return a few entries of every ``a + 2``-th row; the rows between are empty."""
+    rows = np.arange(b % 2, n_rows, a % 4 + 2)
+    few = min(FEW, n_cols)
+    row = np.repeat(rows, few)
+    return row, (row + np.tile(np.arange(few), len(rows))) % max(n_cols, 1)
+
+
+KINDS: dict[str, Callable[[int, int, int, int], Cells]] = {
+    kind.__name__: kind
+    for kind in (empty, one_row, star, power_law, banded, dense_block, isolated_rows)
+}
+
+
+def scatter(row: Array, col: Array, shape: tuple[int, int], seed: int) -> Cells:
+    """Rename the vertices of a graph, and put its entries into another order."""
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(row))
+    return rng.permutation(shape[0])[row[order]], rng.permutation(shape[1])[col[order]]

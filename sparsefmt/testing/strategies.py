@@ -30,8 +30,7 @@ from ..formats.cbsr import CBSR, column_dtype
 from ..formats.compressed import COO, CSC, CSR
 from ..formats.sgt import SGT, check_tile
 from . import space as samples
-from .kinds import KINDS, scatter
-from .space import MatrixOptions, Shape, Space, ValueOptions, Values
+from .space import KINDS, MatrixOptions, Shape, Space, ValueOptions, Values, scatter
 
 _FORMATS = ("coo", "csr", "csc", "sgt")
 _TILES = st.sampled_from(samples.TILES)
@@ -291,7 +290,7 @@ def _numbers(dtype: _Dtype, values: Values, zeros: bool) -> SearchStrategy[float
     width: Any = 32 if dtype.name == "bfloat16" else 8 * dtype.itemsize
     finite = st.floats(-top, top, width=width, allow_subnormal=False)
     special = [np.nan] * values.allow_nan + [np.inf, -np.inf] * values.allow_infinity
-    numbers: SearchStrategy[float] = finite.map(partial(samples.away_from_zero, least, zeros))
+    numbers: SearchStrategy[float] = finite.map(partial(samples.without_small, least, zeros))
     return numbers | st.sampled_from(special) if special else numbers
 
 

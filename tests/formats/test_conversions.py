@@ -10,7 +10,7 @@ import sparsefmt
 from sparsefmt import COO, CSR, SGT, UnsupportedError
 from sparsefmt.formats import condense, primitives
 from sparsefmt.testing import assert_same_matrix, stored_entries
-from sparsefmt.testing.kinds import KINDS
+from sparsefmt.testing.space import KINDS
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 

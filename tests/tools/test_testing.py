@@ -40,8 +40,8 @@ from sparsefmt.testing import (
     strategies,
     value_dtypes,
 )
-from sparsefmt.testing import kinds as graph_kinds
 from sparsefmt.testing import plugin as testing_plugin
+from sparsefmt.testing import space as graph_kinds
 from sparsefmt.testing.space import MatrixOptions, Space
 
 ROOT = Path(__file__).resolve().parents[2]

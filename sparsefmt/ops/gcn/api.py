@@ -79,7 +79,7 @@ def gcn_norm(A: Format, *, self_loops: bool = True) -> Any:
 
 
 def gcn_norm_backward(A: Format, grad: Array, *, self_loops: bool = True) -> Array:
-    """Gradient of ``gcn_norm`` in the values of ``A``.
+    """Compute the gradient of ``gcn_norm`` in the values of ``A``.
 
     ``da[e] = s[i] (g[e] s[j] - s[i]^2 t[i] / 2)`` with ``s = d^-1/2`` and
     ``t[k] = sum_{e: i=k} g[e] a[e] s[j] + sum_{e: j=k} g[e] a[e] s[i] + 2 s[k] g[loop of k]``, the

@@ -33,8 +33,8 @@ def gcn_norm_coo(
         if loops:
             result[A.nnz :] = own
     if loops and structure is not None:
-        for mine, given in zip(structure, (A.row, A.col), strict=True):
-            mine[: A.nnz], mine[A.nnz :] = given, np.arange(A.n_rows)
+        for result, indices in zip(structure, (A.row, A.col), strict=True):
+            result[: A.nnz], result[A.nnz :] = indices, np.arange(A.n_rows)
     return out
 
 
@@ -60,7 +60,7 @@ def gcn_norm_csr(
 def gcn_norm_backward(
     A: COO | CSR, values: Array | None, grad: Array, loops: bool, *, out: Array | None = None
 ) -> Array:
-    """Gradient of the values, in the order of the entries of ``A``."""
+    """Compute the gradient of the values, in the order of the entries of ``A``."""
     if out is None:
         out = np.empty(A.nnz, grad.dtype)
     a, g, n = values_of(values, out), values_of(grad, out), A.n_rows
@@ -85,7 +85,7 @@ def gcn_norm_backward(
 def _result(
     A: COO | CSR, values: Array | None, loops: bool, out: Array | None
 ) -> tuple[Array, Array]:
-    """Memory for the result, and the values as the loops take them."""
+    """Return memory for the result, and the values as the loops take them."""
     if out is None:
         dtype = np.float32 if values is None else values.dtype
         out = np.empty(A.nnz + A.n_rows * loops, dtype)
@@ -93,7 +93,7 @@ def _result(
 
 
 def _scales(degree: Array, has_loop: Array, loops: bool) -> tuple[Array, Array]:
-    """Scales ``d^-1/2``, 0 where d is not positive, and the values of the loops."""
+    """Compute scales ``d^-1/2``, 0 where d is not positive, and the values of the loops."""
     if loops:
         degree = degree + ~has_loop
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -117,11 +117,11 @@ def _row_degrees(
     for piece in numba.prange(pieces):
         first, last = rows_of(indptr, piece, pieces)
         for i in range(first, last):
-            total, found = 0.0, False
+            total, has = 0.0, False
             for e in range(np.int64(indptr[i]), np.int64(indptr[i + 1])):
                 total += np.float64(data[e]) if len(data) else 1.0
-                found |= indices[e] == i
-            degree[i], has_loop[i] = total, found
+                has |= indices[e] == i
+            degree[i], has_loop[i] = total, has
 
 
 @parallel

@@ -39,7 +39,7 @@ def load(kernel: str, types: tuple[str, ...], *constants: int) -> jit.Kernel:
 
 
 def instantiations() -> Iterator[tuple[str, str]]:
-    """Every kernel that this room may launch: file and C++ name."""
+    """List every kernel that this room may launch: file and C++ name."""
     for types in product(("float32", "float64"), ("int32", "int64")):
         yield _FILE, jit.expression("gcn_unit_scales", types, ())
     names = [name for name in _PARAMETERS if name != "gcn_unit_scales"]
@@ -65,7 +65,7 @@ class _Entries(NamedTuple):
         return load(kernel, self.types, int(self.weighted))
 
     def add_degrees(self, degree: int, flags: int, size: int, stream: int) -> None:
-        """Zero a workspace, then add up rows and flag loops, by atomics."""
+        """Add up rows and flag loops, by atomics, in a workspace that it zeroes."""
         fill(degree, size, 0, stream)
         if self.nnz:
             args = (self.row, self.col, self.data, degree, flags, self.nnz)
@@ -75,9 +75,9 @@ class _Entries(NamedTuple):
 def gcn_norm_coo(
     A: COO, values: Array, loops: bool, *, structure: tuple[Any, Any], out: Array, **_: Any
 ) -> Any:
-    """``out[e] = s[i] a[e] s[j]``, and with loops theirs behind; rows and columns in ``structure``.
+    """Compute ``out[e] = s[i] a[e] s[j]``, then with loops theirs, as the twin in ``cpu.py``.
 
-    Without ``values``, of ones.  Two launches and the zeroing.
+    ``structure`` takes rows and columns.  Two launches and the zeroing.
     """
     m, nnz, n = memory_of(out), A.nnz, A.n_rows
     if not (nnz or (n and loops)):
@@ -99,23 +99,23 @@ def gcn_norm_csr(
     A: CSR | Structure, values: Array, loops: bool, *, structure: tuple[Any, Any] = (None, None),
     indptr: Array | None = None, out: Array | None = None,
 ) -> Any:  # fmt: skip
-    """As ``gcn_norm_coo``, the loop of a row behind its entries; two launches, deterministic.
+    """Compute ``gcn_norm_coo`` for a CSR, the loop of a row behind its entries, by two launches.
 
     ``structure`` takes the indptr and indices of the result.  ``indptr`` is that of a ``Structure``
     as an array: the result lies beside it.
     """
     S = exact(A)  # long rows have blocks of their own
-    beside = A.indptr if isinstance(A, CSR) else indptr
-    m = memory_of(beside)
+    like = A.indptr if isinstance(A, CSR) else indptr
+    m = memory_of(like)
     values = m.contiguous(values)
     dtype = "float32" if values is None else m.dtype(values)
     if out is None:
-        out = m.empty((S.nnz + S.n_rows * loops,), dtype, beside)
+        out = m.empty((S.nnz + S.n_rows * loops,), dtype, like)
     if not S.n_rows:
         return out
-    workspace = m.empty((_BYTES * S.n_rows,), "uint8", beside)
-    with m.on_device(beside):
-        types, stream, degree = (dtype, S.index_dtype), m.stream(beside), m.pointer(workspace)
+    workspace = m.empty((_BYTES * S.n_rows,), "uint8", like)
+    with m.on_device(like):
+        types, stream, degree = (dtype, S.index_dtype), m.stream(like), m.pointer(workspace)
         flags = degree + 8 * S.n_rows if loops else 0
         arrays = (S.indptr, S.indices, m.pointer(values), S.long, degree, flags)
         results = (*map(m.pointer, structure), m.pointer(out))
@@ -126,7 +126,7 @@ def gcn_norm_csr(
 
 
 def gcn_unit_scales(S: Structure, out: Array) -> Any:
-    """``d[i]^-1/2`` and ``own[i] / d[i]``, (2, n) in float32 or float64; entries count 1 each.
+    """Compute ``d[i]^-1/2`` and ``own[i] / d[i]``, (2, n), float32 or float64; entries count 1.
 
     ``d[i]`` is the number of entries of row i and ``own[i]``, which is 1 less the loops of the row:
     one of them counts, stored or not.
@@ -145,7 +145,7 @@ def gcn_norm_backward(
     A: COO | CSR | Structure, values: Array, grad: Array, loops: bool, *,
     indptr: Array | None = None, out: Array | None = None,
 ) -> Any:  # fmt: skip
-    """Gradient of the values, in the order of the entries; three launches and the zeroing.
+    """Compute the gradient of the values, by three launches and the zeroing.
 
     ``indptr`` is that of a ``Structure`` as an array: rows are expanded from it.
     """

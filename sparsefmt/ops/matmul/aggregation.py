@@ -40,7 +40,7 @@ _SLICE_BYTES = 128  # of a row of Y that a launch of the scattering kernel adds 
 
 
 def aggregate(A: Format, X: Array, *, method: str = "auto") -> Array:
-    """Sum of each vertex's in-neighbours, ``Y = A @ X``, by gather-apply-scatter or -reduce.
+    """Sum up each vertex's in-neighbours, ``Y = A @ X``, by gather-apply-scatter or -reduce.
 
     ``Y[i, f] = sum_e a[e] * X[j, f]`` over the stored entries ``e = (i, j)`` of row ``i``.
 
@@ -107,7 +107,7 @@ def aggregate_backward(
     self_weight: Array | None = None,
     transposed: Transpose | None = None,
 ) -> tuple[Array, ...]:
-    """Gradients of ``Y = A @ X + diag(self_weight) @ X`` in features and edge values, in one pass.
+    """Compute the gradients of ``Y = A @ X + diag(self_weight) @ X`` in ``X`` and the edge values.
 
     ``dX[j, f] = sum_e a[e] grad[i, f] + self_weight[j] grad[j, f]`` over the stored entries ``e =
     (i, j)`` of column ``j``, ``dA[e] = sum_f grad[i, f] X[j, f]`` and ``dself[j] = sum_f grad[j, f]
@@ -175,7 +175,7 @@ def aggregate_backward(
 
 
 def scale(A: Format, row: Array | None = None, col: Array | None = None) -> Any:
-    """``diag(row) · A · diag(col)`` as a sparse matrix: the same structure with scaled values.
+    """Scale the values of a matrix: ``diag(row) · A · diag(col)``, of the same structure.
 
     ``b[e] = row[i] * a[e] * col[j]`` for the stored entry ``e = (i, j)``; ``a[e]`` is 1 for an
     unweighted ``A``, and a factor that is left out is 1.

@@ -56,7 +56,7 @@ def spmm(
     costs: Costs | None = None,
     out: Array | None = None,
 ) -> Array:
-    """Sparse matrix times dense feature matrix: the aggregation of a vertex's in-neighbours.
+    """Multiply a sparse matrix by dense features: the aggregation of a vertex's in-neighbours.
 
     ``Y[i, f] = r[i] * reduce_e a[e] * c[j] * X[j, f]`` over the stored entries ``e = (i, j)`` of
     row ``i``; every ``a[e]`` is 1 for an unweighted ``A``, ``r`` and ``c`` are 1 where left out.
@@ -213,7 +213,7 @@ def spmm_arg_backward(
     col_scale: Array | None = None,
     transposed: Transpose | None = None,
 ) -> tuple[Array, Array]:
-    """Gradients of ``spmm_arg`` in the features and in the edge values.
+    """Compute the gradients of ``spmm_arg`` in the features and in the edge values.
 
     ``dX[j, f] = sum_e a[e] c[j] r[i] grad[i, f]`` over the entries ``e = (i, j)`` of column ``j``
     with ``arg[i, f] == e``, and ``dA[e] = sum_f r[i] c[j] grad[i, f] X[j, f]`` over the features

@@ -31,9 +31,9 @@ from .cuda import shape_of_heads
 
 
 @inlined
-def weight_of(data: Array, scale: Array, e: int, j: np.int64, one: float) -> Any:
-    """Compute ``a[e] c[j]``; ``one`` where neither is given."""
-    weight = one
+def weight_of(data: Array, scale: Array, e: int, j: np.int64, unit: float) -> Any:
+    """Compute ``a[e] c[j]``; ``unit`` where neither is given."""
+    weight = unit
     if len(data):
         weight = data[e]
     if len(scale):
@@ -59,10 +59,10 @@ def row_sum(
 
 
 @inlined
-def sum_tile(zero: Any, f: int, count: int, row: Any, given: Any) -> None:
+def sum_tile(zero: Any, f: int, count: int, row: Any, args: Any) -> None:
     """Reduce ``count`` features of row ``i`` from ``f`` on, and multiply them by its share."""
     i, span, share = row
-    A, X, scales, Y, mean = given
+    A, X, scales, Y, mean = args
     Y, feat = Y
     row_scale, col_scale = scales
     sums = row_sum(zero, A, X, col_scale, span, f, count)
@@ -82,10 +82,10 @@ def spmm_sum(
     """Reduce by sum or mean; ``A`` is (indices, data), ``X`` and ``Y`` are (flat, row stride)."""
     for piece in numba.prange(pieces):
         start, stop = rows_of(indptr, piece, pieces)
-        given, x, feat = (A, X, scales, Y, mean), X[0], Y[1]
+        args, x, feat = (A, X, scales, Y, mean), X[0], Y[1]
         for i in range(start, stop):
             span = np.int64(indptr[i]), np.int64(indptr[i + 1])
-            by_tiles(sum_tile, x, feat, (i, span, 1), given)
+            by_tiles(sum_tile, x, feat, (i, span, 1), args)
 
 
 @parallel
@@ -105,10 +105,10 @@ def spmm_heads(
         start, stop = rows_of(indptr, piece, pieces)
         for h in range(heads):
             own = indices, data[h::heads]
-            given = own, (X[h * apart :], stride), scales, (Y[h * width :], feat), mean
+            args = own, (X[h * apart :], stride), scales, (Y[h * width :], feat), mean
             for i in range(start, stop):
                 span = np.int64(indptr[i]), np.int64(indptr[i + 1])
-                by_tiles(sum_tile, X, width, (i, span, 1), given)
+                by_tiles(sum_tile, X, width, (i, span, 1), args)
 
 
 @inlined
@@ -175,7 +175,7 @@ def spmm_best(
 def spmm_scatter(
     row: Array, col: Array, data: Array, X: Array, scales: Array, Y: Array, pieces: int
 ) -> None:
-    """``Y[row[e]] += r a[e] c X[col[e]]`` entry by entry; each piece has its own features."""
+    """Add ``r a[e] c X[col[e]]`` to ``Y[row[e]]``, entry by entry; a piece has its own features."""
     X, stride = X
     Y, feat = Y
     row_scale, col_scale = scales
@@ -203,10 +203,10 @@ def spmm_scatter(
 
 
 @inlined
-def _arg_tile(zero: Any, f: int, row: Any, given: Any) -> None:
+def _arg_tile(zero: Any, f: int, row: Any, args: Any) -> None:
     """Compute the gradients that row ``j`` of X gets from the entries that won."""
     j, span = row
-    (indices, perm), data, grad, arg, scales, out = given
+    (indices, perm), data, grad, arg, scales, out = args
     grad, stride = grad
     out, feat = out
     row_scale, col_scale = scales
@@ -232,11 +232,11 @@ def arg_dx(
     step = width_of(lanes(grad[0], NARROW, 0))
     for piece in numba.prange(pieces):
         start, stop = rows_of(indptr, piece, pieces)
-        given = T, data, grad, arg, scales, out
+        args = T, data, grad, arg, scales, out
         for j in range(start, stop):
             row = j, (np.int64(indptr[j]), np.int64(indptr[j + 1]))
             for f in range(0, out[1], step):
-                _arg_tile(lanes(grad[0], NARROW, 0), f, row, given)
+                _arg_tile(lanes(grad[0], NARROW, 0), f, row, args)
 
 
 @parallel
@@ -328,7 +328,7 @@ def spmm_arg(
 def spmm_arg_dx(
     A: CSR, perm: Array, grad: Array, arg: Array, values: Array, row_scale: Array, col_scale: Array
 ) -> Array:
-    """Gradient of ``spmm_arg`` in the features: the winners in each column have their share.
+    """Compute the gradient of ``spmm_arg`` in the features: each winner has its share.
 
     ``A`` is the transposed structure, whose entry k has the number ``perm[k]``; values and scales
     are those of the product itself.
@@ -347,7 +347,7 @@ def spmm_arg_dx(
 def spmm_arg_da(
     A: CSR, x: Array, grad: Array, arg: Array, row_scale: Array, col_scale: Array
 ) -> Array:
-    """Gradient of ``spmm_arg`` in the values: each result gives its share to the winner."""
+    """Compute the gradient of ``spmm_arg`` in the values: each result's goes to the winner."""
     out = np.empty(A.nnz, x.dtype)
     if not out.size:
         return out

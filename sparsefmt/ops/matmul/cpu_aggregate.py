@@ -17,15 +17,17 @@ def aggregate_backward(
     *, self_weight: Array | None = None, inverse: Array | None = None,
     out: tuple[Array, Array] | None = None, dself: Array | None = None,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """``dx[j] = c[j] sum of a[e] r[i] grad[i] + self[j] grad[j]``, ``da[e] = r c <grad[i], x[j]>``.
+    """Compute gradients of a product in its features and values, as ``cuda_aggregate``.
+
+    ``dx[j] = c[j] sum of a[e] r[i] grad[i] + self[j] grad[j]``, ``da[e] = r c <grad[i], x[j]>``.
 
     ``A`` is the transpose: its entry k is number ``perm[k]`` in the values and ``da``, or k without
     ``perm``.  ``dself[j] = <grad[j], x[j]>`` is of the dtype that sums run in, and is given
     wherever ``self_weight`` is.
     """
     dx, da = out or (np.empty((A.n_rows, x.shape[1]), x.dtype), np.empty(A.nnz, x.dtype))
-    given = values, row_scale, col_scale, self_weight
-    weights = tuple(values_of(a, x) for a in given)
+    args = values, row_scale, col_scale, self_weight
+    weights = tuple(values_of(a, x) for a in args)
     T = A.indices, np.empty(0, A.indices.dtype) if perm is None else perm
     wide = da if da.itemsize >= 4 else np.empty(da.shape, np.float32)
     own = np.empty(0, wide.dtype) if dself is None else dself
@@ -39,10 +41,10 @@ def aggregate_backward(
 
 
 @inlined
-def _tile(zero: Any, f: int, count: int, row: Any, given: Any) -> None:
+def _tile(zero: Any, f: int, count: int, row: Any, args: Any) -> None:
     """Compute both gradients of column ``j`` for ``count`` features from ``f`` on."""
     j, span = row
-    T, values, X, grad, out, dA = given
+    T, values, X, grad, out, dA = args
     indices, perm = T
     data, row_scale, col_scale, self_weight = values
     X, ldx = X
@@ -83,9 +85,9 @@ def _backward(
         start, stop = rows_of(indptr, piece, pieces)
         if feat == 0:
             dA[indptr[start] : indptr[stop]] = 0
-        given = T, values, X, grad, out, dA
+        args = T, values, X, grad, out, dA
         for j in range(start, stop):
             span = np.int64(indptr[j]), np.int64(indptr[j + 1])
             if len(dself):
                 dself[j] = dot(X[0], j * X[1], grad[0], j * grad[1], feat)
-            by_tiles(_tile, X[0], feat, (j, span), given)
+            by_tiles(_tile, X[0], feat, (j, span), args)

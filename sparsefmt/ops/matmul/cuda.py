@@ -96,7 +96,7 @@ def instantiations() -> Iterator[tuple[str, str]]:
         for shape in ((4, wide), (8, wide), *rare):
             yield _FILE, jit.expression("spmm_coo_atomic", types, shape)
         yield _DA_FILE, jit.expression("spmm_arg_da", types, ())
-    of_rounded = list(_of_products(*_shapes(NARROW), others=()))
+    of_rounded = list(_of_products(*_shapes(NARROW), reductions=()))
     for index_dtype, constants in product(("int32", "int64"), of_rounded):
         narrow = "float32", index_dtype, NARROW
         yield _FILE, jit.expression("spmm_csr_balanced", narrow, constants)
@@ -113,21 +113,21 @@ def _shapes(dtype: str) -> tuple[int, list[tuple[int, int]]]:
 
 
 def _of_products(
-    wide: int, rare: list[tuple[int, int]], others: tuple[int, ...] = _OTHERS
+    wide: int, rare: list[tuple[int, int]], reductions: tuple[int, ...] = _OTHERS
 ) -> Iterator[tuple[int, ...]]:
     """List lanes, values, REDUCE and WEIGHTS of products; rare shapes have general kernels.
 
-    ``others`` are the reductions beside sums.
+    ``reductions`` are those beside sums.
     """
     sums = list(product((SUM, SCALED_SUM, OWN_SUM), (UNWEIGHTED, DIRECT, SCALED, INDIRECT)))
     chosen = [
         (kind, weights)
-        for kind, weights in product(others, (DIRECT, INDIRECT))
+        for kind, weights in product(reductions, (DIRECT, INDIRECT))
         if kind != CHOSEN_SUM or weights == INDIRECT
     ]
     for lanes in (4, 8, 16):
         yield from ((lanes, wide, *c) for c in (sums + chosen if lanes < 16 else sums))
-    for shape, reduction in product(rare, (SCALED_SUM, OWN_SUM, *others)):
+    for shape, reduction in product(rare, (SCALED_SUM, OWN_SUM, *reductions)):
         yield (*shape, reduction, INDIRECT)
     yield from ((*shape, kind, UNWEIGHTED) for shape in rare for kind in (SCALED_SUM, OWN_SUM))
 
@@ -296,15 +296,15 @@ def rounded(x: Array) -> Any:
     """Round rows of float32 features, of any shape, to bfloat16, in whole words of 16 bytes."""
     m, n, feat = memory_of(x), x.shape[0], prod(x.shape[1:])
     width = rounded_width(feat)
-    found = m.empty((n, width), "uint16", x)
+    result = m.empty((n, width), "uint16", x)
     words_of_row = width // 8
     words = n * words_of_row
     with m.on_device(x):
         kernel = load(_FILE, "round_rows", NARROW_TYPES)
-        at = m.pointer(x), m.pointer(found)
+        at = m.pointer(x), m.pointer(result)
         sizes = words, m.row_stride(x), words_of_row, feat
         kernel(-(-words // jit.THREADS), (*at, *sizes), stream=m.stream(x))
-    return found
+    return result
 
 
 def rounded_width(feat: int) -> int:

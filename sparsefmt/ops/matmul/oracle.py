@@ -136,7 +136,7 @@ def dot_bound(A: Any, x: Array, y: Array, *, factor: float = 2.0) -> float:
     >>> left, right = dot(spmm_oracle(A, x), y), dot(x, spmm_oracle(A.T, y))
     >>> assert abs(left - right) <= dot_bound(A, x, y)
     """
-    coarse = max(x.dtype, y.dtype, key=_spacing)
+    coarse = max(x.dtype, y.dtype, key=lambda dtype: precision_of(dtype)[0])
     forth = error_bound(A, x, dtype=coarse, factor=factor)
     back = error_bound(A.T, y, dtype=coarse, factor=factor)
     exact = dot(spmm_oracle(magnitudes(A), np.abs(float64(x))), np.abs(float64(y)))
@@ -145,16 +145,18 @@ def dot_bound(A: Any, x: Array, y: Array, *, factor: float = 2.0) -> float:
     return dot(forth, np.abs(float64(y))) + dot(np.abs(float64(x)), back) + rounding
 
 
-def by_heads(function: Callable[..., Array], A: Any, X: Array, values: Array, **how: Any) -> Array:
-    """``function(A, X, **how)`` with the values of each head, as ``spmm_oracle`` or its bound.
+def by_heads(
+    function: Callable[..., Array], A: Any, X: Array, values: Array, **options: Any
+) -> Array:
+    """Compute ``function(A, X, **options)`` with the values of each head: an oracle or its bound.
 
     ``values`` has shape (nnz, heads), in the order of A's data, and ``X`` (m, heads, feat) or (m,
     feat): the result has shape (n, heads, feat).
     """
     of_heads = [X] * values.shape[1] if X.ndim == 2 else np.moveaxis(X, 1, 0)
     pairs = zip(of_heads, values.T, strict=True)
-    found = [function(A.with_data(a), x, **how) for x, a in pairs]
-    return np.stack(found, 1) if found else np.zeros((A.n_rows, 0, X.shape[-1]))
+    results = [function(A.with_data(a), x, **options) for x, a in pairs]
+    return np.stack(results, 1) if results else np.zeros((A.n_rows, 0, X.shape[-1]))
 
 
 def _features(name: str, X: Array, rows: int) -> Array:
@@ -164,12 +166,12 @@ def _features(name: str, X: Array, rows: int) -> Array:
 
 
 def factors(values: Array, size: int) -> Array:
-    """Scales in float64, ones for none."""
+    """Return scales in float64, ones for none."""
     return np.ones(size) if values is None else float64(values)
 
 
 def degrees(A: Format) -> Array:
-    """Stored entries of each row."""
+    """Count the stored entries of each row."""
     return np.bincount([row for row, _, _ in stored_entries(A)], minlength=A.n_rows)
 
 
@@ -179,14 +181,12 @@ def magnitudes(A: _F) -> _F:
     return A if A.data is None else A.with_data(np.abs(A.data))
 
 
-def _spacing(dtype: DType) -> float:
-    return precision_of(dtype)[0]
-
-
 def precision_of(dtype: DType) -> tuple[float, float]:
-    """Relative spacing, and the magnitude below which results may be lost."""
+    """Return the relative spacing, and the magnitude below which results may be lost."""
     dtype = np.dtype(dtype)
     if dtype.name == "bfloat16":
         return 2.0**-7, 2.0**-126
-    found = np.finfo(dtype)  # which bfloat16 is unknown to
-    return float(found.eps), float(found.smallest_subnormal if dtype.itemsize == 2 else found.tiny)
+    limits = np.finfo(dtype)  # which bfloat16 is unknown to
+    return float(limits.eps), float(
+        limits.smallest_subnormal if dtype.itemsize == 2 else limits.tiny
+    )

@@ -20,10 +20,10 @@ def refuses(
 ) -> list[str]:  # fmt: skip
     """List the reasons against a small product."""
     heads = 1 if values is None or values.ndim == 1 else values.shape[1]
-    found = small.reasons_against((A.nnz + A.n_rows) * int(x.shape[-1] * heads))
+    reasons = small.reasons_against((A.nnz + A.n_rows) * int(x.shape[-1] * heads))
     if reduce not in _TAKES:
-        return [*found, f"SciPy's loops do not take a {reduce}"]
-    return found
+        return [*reasons, f"SciPy's loops do not take a {reduce}"]
+    return reasons
 
 
 _TAKES = ("sum", "mean")
@@ -31,8 +31,8 @@ _TAKES = ("sum", "mean")
 
 def refuses_coo(A: Any, x: Array, *, reduce: str = "sum", **_: Any) -> list[str]:
     """List the reasons against a small product with a COO."""
-    found = small.reasons_against((A.nnz + A.n_rows) * x.shape[1])
-    return found if reduce == "sum" else [*found, f"scattering does not take a {reduce}"]
+    reasons = small.reasons_against((A.nnz + A.n_rows) * x.shape[1])
+    return reasons if reduce == "sum" else [*reasons, f"scattering does not take a {reduce}"]
 
 
 def spmm(
@@ -40,7 +40,7 @@ def spmm(
     row_scale: Array | None = None, col_scale: Array | None = None, reduce: str = "sum", *,
     out: Array | None = None, **_: Any,
 ) -> Array:  # fmt: skip
-    """``out[i] = r[i] * reduce of a[e] c[j] x[j]`` over the entries of row i, as the twin."""
+    """Compute ``out[i] = r[i] * reduce of a[e] c[j] x[j]`` over the entries of row i."""
     if values is not None and values.ndim == 2:
         out = np.empty(shape_of_heads(A, x, values), x.dtype) if out is None else out
         for h in range(values.shape[1]):
@@ -69,7 +69,7 @@ def spmm_coo(
     A: COO, x: Array, *, values: Array, row_scale: Array, col_scale: Array,
     out: Array | None = None, **_: Any,
 ) -> Array:  # fmt: skip
-    """``out[i] += r[i] a[e] c[j] x[j]`` for every entry: sorted by row, which keeps their order."""
+    """Add ``r[i] a[e] c[j] x[j]`` to ``out[i]`` for every entry: sorted by row, in their order."""
     B, numbers = numbered_csr(A.with_data(None))
     if row_scale is not None:
         factors = wide(row_scale)[A.row]

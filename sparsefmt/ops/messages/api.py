@@ -29,7 +29,7 @@ def message_aggregate(
     reduce: str = "sum",
     out: Array | None = None,
 ) -> Array:
-    """Aggregate messages made of a neighbour's features and of those of the edge to it.
+    """Add up messages made of a neighbour's features and of those of the edge to it.
 
     ``Y[i, f] = reduce_e m(X[j, f], E[e, f])`` over the stored entries ``e = (i, j)`` of row ``i``.
     No array with a message for each entry is made.
@@ -105,7 +105,7 @@ def message_aggregate_backward(
     reduce: str = "sum",
     transposed: Transpose | None = None,
 ) -> tuple[Array | None, Array]:
-    """Gradients of ``message_aggregate`` in the features of vertices and of edges, in one pass.
+    """Compute the gradients of ``message_aggregate`` in features of vertices and of edges.
 
     ``dX[j, f] = sum_e grad[i, f] m_x`` over the stored entries ``e = (i, j)`` of column ``j`` and
     ``dE[e, f] = grad[i, f] m_w``, where ``m_x`` and ``m_w`` are the derivatives of the message at

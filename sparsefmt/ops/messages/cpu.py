@@ -9,7 +9,7 @@ from ...formats.arrays import Array
 from ...formats.compressed import CSR
 from ..engine import small
 from ..engine.lanes import add_product, beats, load, prefetch, product, store, where
-from ..engine.loops import AHEAD, by_tiles, inlined, parallel, rows_of, writing
+from ..engine.loops import AHEAD, by_tiles, inlined, parallel, rows_of
 from .cuda import COMBINATIONS, GRADIENTS, SUMS
 
 _MUL, _ADD, _RELU_ADD, _COPY = SUMS.values()
@@ -18,10 +18,10 @@ _TIMES, _PLUS, _, _OWN = COMBINATIONS.values()
 
 
 @inlined
-def _sum(zero: Any, f: int, count: int, row: Any, given: Any) -> None:
+def _sum(zero: Any, f: int, count: int, row: Any, args: Any) -> None:
     """Add up the messages of row ``i`` for ``count`` features from ``f`` on."""
     i, start, stop, kind, factor = row
-    indices, perm, X, E, out = given
+    indices, perm, X, E, out = args
     X, ldx = X
     E, lde = E
     out, feat = out
@@ -55,18 +55,18 @@ def _sums_of_rows(
     one = E[0].dtype.type(1)
     for piece in numba.prange(pieces):
         first, last = rows_of(indptr, piece, pieces)
-        given = T[0], T[1], X, E, out
+        args = T[0], T[1], X, E, out
         for i in range(first, last):
             start, stop = np.int64(indptr[i]), np.int64(indptr[i + 1])
             factor = one / E[0].dtype.type(max(stop - start, 1)) if mean else one
-            by_tiles(_sum, E[0], out[1], (i, start, stop, kind, factor), given)
+            by_tiles(_sum, E[0], out[1], (i, start, stop, kind, factor), args)
 
 
 @inlined
-def _gradients(zero: Any, f: int, count: int, row: Any, given: Any) -> None:
+def _gradients(zero: Any, f: int, count: int, row: Any, args: Any) -> None:
     """Compute both gradients of column ``j`` for ``count`` features from ``f`` on."""
     j, start, stop, kind, wanted = row
-    T, scale, X, E, grad, dX, dE = given
+    T, scale, X, E, grad, dX, dE = args
     indices, perm = T
     X, ldx = X
     E, lde = E
@@ -84,19 +84,19 @@ def _gradients(zero: Any, f: int, count: int, row: Any, given: Any) -> None:
         if len(scale):
             factor = scale[i]
             g = product(g, factor)
-        message, found = g, g
+        message, result = g, g
         if kind != _ADD_GRAD:
             if len(perm):
                 prefetch(zero, E, np.int64(perm[ahead]) * lde + f)
             w = load(zero, E, e * lde + f, count)
             if kind == _MUL_GRAD:
-                message, found = product(g, w), product(g, own)
+                message, result = product(g, w), product(g, own)
             else:  # NaN lets the gradient through, as torch does
                 message = where(beats(add_product(own, 1, w), zero), g, zero)
-                found = message
+                result = message
         sums = add_product(sums, 1, message)
         if wanted:
-            store(found, dE, e * feat + f, count)
+            store(result, dE, e * feat + f, count)
     store(sums, dX, j * feat + f, count)
 
 
@@ -108,17 +108,17 @@ def _gradients_of_columns(
     """Compute both gradients; features are (flat, row stride), ``dE`` is flat."""
     for piece in numba.prange(pieces):
         first, last = rows_of(indptr, piece, pieces)
-        given = T, scale, X, E, grad, dX, dE
+        args = T, scale, X, E, grad, dX, dE
         for j in range(first, last):
             start, stop = np.int64(indptr[j]), np.int64(indptr[j + 1])
-            by_tiles(_gradients, grad[0], dX[1], (j, start, stop, kind, wanted), given)
+            by_tiles(_gradients, grad[0], dX[1], (j, start, stop, kind, wanted), args)
 
 
 @inlined
-def _combination(zero: Any, f: int, count: int, row: Any, given: Any) -> None:
+def _combination(zero: Any, f: int, count: int, row: Any, args: Any) -> None:
     """Combine row ``i`` with those of its columns for ``count`` features from ``f`` on."""
     i, start, stop, kind, sign, factor = row
-    indices, perm, left, right, out = given
+    indices, perm, left, right, out = args
     left, ldl = left
     right, ldr = right
     out, feat = out
@@ -129,12 +129,12 @@ def _combination(zero: Any, f: int, count: int, row: Any, given: Any) -> None:
         e = np.int64(k)
         if len(perm):
             e = np.int64(perm[k])
-        found = own
+        result = own
         if kind != _OWN:
             prefetch(zero, right, np.int64(indices[min(k + AHEAD, last)]) * ldr + f)
-            other = load(zero, right, np.int64(indices[k]) * ldr + f, count)
-            found = product(own, other) if kind == _TIMES else add_product(own, sign, other)
-        store(found, out, e * feat + f, count)
+            value = load(zero, right, np.int64(indices[k]) * ldr + f, count)
+            result = product(own, value) if kind == _TIMES else add_product(own, sign, value)
+        store(result, out, e * feat + f, count)
 
 
 @parallel
@@ -146,11 +146,11 @@ def _combinations(
     one = left[0].dtype.type(1)
     for piece in numba.prange(pieces):
         first, last = rows_of(indptr, piece, pieces)
-        given = T[0], T[1], left, right, out
+        args = T[0], T[1], left, right, out
         for i in range(first, last):
             start, stop = np.int64(indptr[i]), np.int64(indptr[i + 1])
             factor = scale[i] if len(scale) else one
-            by_tiles(_combination, left[0], out[1], (i, start, stop, kind, sign, factor), given)
+            by_tiles(_combination, left[0], out[1], (i, start, stop, kind, sign, factor), args)
 
 
 def _numbered(A: CSR, perm: Array | None) -> tuple[Array, Array]:
@@ -169,10 +169,10 @@ def message_aggregate(
 ) -> Array:  # fmt: skip
     """Compute ``out[i] = reduce of m(x[j], edges[perm[e]])`` over the entries of row i."""
     out = np.empty((A.n_rows, edges.shape[1]), edges.dtype) if out is None else out
-    given = _or_nothing(None if message == "copy_edge" else x, edges), small.flat(edges)
+    args = _or_nothing(None if message == "copy_edge" else x, edges), small.flat(edges)
     with writing(out) as (sums, pieces):
         to, kind = (sums.reshape(-1), out.shape[1]), SUMS[message]
-        _sums_of_rows(A.indptr, _numbered(A, perm), *given, to, kind, reduce == "mean", pieces)
+        _sums_of_rows(A.indptr, _numbered(A, perm), *args, to, kind, reduce == "mean", pieces)
     return out
 
 
@@ -180,7 +180,7 @@ def message_aggregate_backward(
     A: CSR, x: Array | None, edges: Array | None, grad: Array, perm: Array | None,
     scale: Array | None, message: str, wanted: bool, *, out: tuple[Array, Array] | None = None,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """Gradients in features and, if ``wanted``, of entries: of 0 rows if not."""
+    """Compute the gradients in features and, if ``wanted``, of entries: of 0 rows if not."""
     feat, dtype = grad.shape[1], grad.dtype
     shapes = (A.n_rows, feat), (A.nnz if wanted else 0, feat)
     dX, dE = out or (np.empty(shapes[0], dtype), np.empty(shapes[1], dtype))
@@ -189,8 +189,8 @@ def message_aggregate_backward(
     wide = dE if dE.itemsize >= 4 else np.empty(dE.shape, np.float32)
     with writing(dX) as (sums, pieces):
         to, T = (sums.reshape(-1), feat), _numbered(A, perm)
-        given = T, small.values_of(scale, grad), *features, to, wide.reshape(-1)
-        _gradients_of_columns(A.indptr, *given, GRADIENTS[message], wanted, pieces)
+        args = T, small.values_of(scale, grad), *features, to, wide.reshape(-1)
+        _gradients_of_columns(A.indptr, *args, GRADIENTS[message], wanted, pieces)
     if wide is not dE:
         with np.errstate(over="ignore", under="ignore"):
             dE[...] = wide
@@ -201,11 +201,11 @@ def edge_combine(
     A: CSR, left: Array, right: Array | None, perm: Array | None, scale: Array | None, op: str, *,
     out: Array | None = None,
 ) -> Array:  # fmt: skip
-    """``out[perm[e]] = scale[i] left[i] op right[j]`` for each entry; "left" takes no right."""
+    """Compute ``out[perm[e]] = scale[i] left[i] op right[j]`` for each entry, or ``left`` alone."""
     out = np.empty((A.nnz, left.shape[1]), left.dtype) if out is None else out
     features = small.flat(left), _or_nothing(None if op == "left" else right, left)
-    with writing(out) as (found, pieces):
-        to, T = (found.reshape(-1), left.shape[1]), _numbered(A, perm)
-        given = T, small.values_of(scale, left), *features, to
-        _combinations(A.indptr, *given, COMBINATIONS[op], -1 if op == "sub" else 1, pieces)
+    with writing(out) as (result, pieces):
+        to, T = (result.reshape(-1), left.shape[1]), _numbered(A, perm)
+        args = T, small.values_of(scale, left), *features, to
+        _combinations(A.indptr, *args, COMBINATIONS[op], -1 if op == "sub" else 1, pieces)
     return out

@@ -13,7 +13,7 @@ from ..engine import jit
 from ..engine.jit import ITEMSIZE, fill, row_bytes
 from ..engine.memory import memory_of
 from ..engine.structure import Structure, structure_of
-from ..matmul.cuda import Shape, load_shape
+from ..matmul.cuda import load_shape
 
 _FILE = "messages/messages.cu"
 THREADS = 128  # of a block, as in rows.cuh
@@ -38,7 +38,7 @@ class _Arrays(NamedTuple):
 
 
 def instantiations() -> Iterator[tuple[str, str]]:
-    """Every kernel that this module may launch: file and C++ name."""
+    """List every kernel that this module may launch: file and C++ name."""
     for types in product(VALUE_DTYPES, ("int32", "int64")):
         wide = 16 // ITEMSIZE[types[0]]
         shapes = [(lanes, wide, kind) for lanes in (4, 8) for kind in range(ANY)]
@@ -56,8 +56,8 @@ def message_aggregate(
     S, m = structure_of(A), memory_of(edges)
     if out is None:
         out = m.empty((S.n_rows, edges.shape[1]), m.dtype(edges), edges)
-    given = None if message == "copy_edge" else x
-    arrays = _Arrays(perm, None, given, edges, None, out, None)
+    x = None if message == "copy_edge" else x
+    arrays = _Arrays(perm, None, x, edges, None, out, None)
     _launch(S, SUMS[message], arrays, edges, MEAN * (reduce == "mean"))
     return out
 
@@ -66,7 +66,7 @@ def message_aggregate_backward(
     A: CSR | Structure, x: Array, edges: Array, grad: Array, perm: Array, scale: Array,
     message: str, wanted: bool, *, out: tuple[Any, Any] | None = None,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Gradients in features and, if ``wanted``, of entries: of 0 rows if not.
+    """Compute the gradients in features and, if ``wanted``, of entries: of 0 rows if not.
 
     ``A`` is the transpose: its entry k is number ``perm[k]`` in the features of entries.  ``scale``
     multiplies the rows of ``grad``.
@@ -86,7 +86,7 @@ def edge_combine(
     A: CSR | Structure, left: Array, right: Array, perm: Array, scale: Array, op: str, *,
     out: Array | None = None,
 ) -> Any:  # fmt: skip
-    """``out[perm[e]] = scale[i] left[i] op right[j]`` for each entry; "left" takes no right.
+    """Compute ``out[perm[e]] = scale[i] left[i] op right[j]`` for each entry, or ``left`` alone.
 
     Sums and differences take no ``scale``.
     """
@@ -104,8 +104,8 @@ def _launch(S: Structure, kind: int, arrays: _Arrays, like: Array, flags: int) -
     m, feat = memory_of(like), like.shape[1]
     dtype = m.dtype(like)
     gathered, entries, own = (
-        None if one is None else m.rows_in_place(one)
-        for one in (arrays.gathered, arrays.entries, arrays.own)
+        None if array is None else m.rows_in_place(array)
+        for array in (arrays.gathered, arrays.entries, arrays.own)
     )
     at = m.pointers(*arrays[:2], gathered, entries, own, *arrays[5:])
     strides = [0 if a is None else m.row_stride(a) for a in (gathered, entries, own)]
@@ -132,15 +132,6 @@ def _launch(S: Structure, kind: int, arrays: _Arrays, like: Array, flags: int) -
         row_bytes(feat, dtype)  # the kernel counts in the rows of results as in those it reads
         kernel(blocks, (*S.arrays, *at, carry, S.nnz, *sizes), threads=THREADS, stream=stream)
         if nbytes:
-            _add_up(S, types, (at[5], carry), feat, shape, flags, stream)
-
-
-def _add_up(
-    S: Structure, types: tuple[str, str], at: tuple[int, int], feat: int, shape: Shape, flags: int,
-    stream: int,
-) -> None:  # fmt: skip
-    """Launch what puts together the rows that blocks share."""
-    width = -(-feat // shape.width) * shape.width
-    kernel = jit.load(_FILE, "message_cut_rows", "5P6i", types)
-    args = S.indptr, S.start, S.cut, *at, S.n_cuts, feat, width, *shape, flags
-    kernel(-(-S.n_cuts * width // THREADS), args, threads=THREADS, stream=stream)
+            kernel = jit.load(_FILE, "message_cut_rows", "5P6i", types)
+            args = S.indptr, S.start, S.cut, at[5], carry, S.n_cuts, feat, width, *shape, flags
+            kernel(-(-S.n_cuts * width // THREADS), args, threads=THREADS, stream=stream)

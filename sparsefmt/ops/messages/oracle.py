@@ -34,10 +34,10 @@ def message_oracle(
 ) -> Array:
     """Reduce the messages of each row of ``A``, one entry after the other; (n_rows, feat)."""
     X, E = float64(X), float64(E)
-    found = np.zeros((A.n_rows, E.shape[1]))
+    result = np.zeros((A.n_rows, E.shape[1]))
     for e, (row, col, _) in enumerate(stored_entries(A)):
-        found[row] += _MESSAGES[message](X[col], E[e])
-    return found / _divisors(A, reduce)
+        result[row] += _MESSAGES[message](X[col], E[e])
+    return result / _divisors(A, reduce)
 
 
 def message_bound(
@@ -54,7 +54,7 @@ def message_bound(
 def message_gradients_oracle(
     A: Format, X: Array, E: Array, grad: Array, *, message: str = "mul", reduce: str = "sum"
 ) -> tuple[Array, Array]:
-    """Gradients of ``message_oracle`` in ``X`` and ``E``, entry by entry."""
+    """Compute the gradients of ``message_oracle`` in ``X`` and ``E``, entry by entry."""
     X, E = float64(X), float64(E)
     grad = float64(grad) / _divisors(A, reduce)
     dX, dE = np.zeros(X.shape), np.zeros(E.shape)
@@ -66,12 +66,12 @@ def message_gradients_oracle(
 
 
 def combine_oracle(A: Format, left: Array, right: Array, op: str) -> Array:
-    """``left[i] op right[j]`` at each stored entry, in the order in which ``A`` stores them."""
+    """Compute ``left[i] op right[j]`` at each stored entry, in the order of ``A``."""
     left, right = float64(left), float64(right)
-    found = np.zeros((A.nnz, left.shape[1]))
+    result = np.zeros((A.nnz, left.shape[1]))
     for e, (row, col, _) in enumerate(stored_entries(A)):
-        found[e] = _OPS[op](left[row], right[col])
-    return found
+        result[e] = _OPS[op](left[row], right[col])
+    return result
 
 
 def _divisors(A: Format, reduce: str) -> Array:

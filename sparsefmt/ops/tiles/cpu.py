@@ -26,7 +26,7 @@ def spmm(
     A: SGT, X: Array, *, values: Array, row_scale: Array, col_scale: Array, reduce: str, out: Array,
     **_: Any,
 ) -> Array:  # fmt: skip
-    """``out[i] = r[i] * sum of a[e] * c[j] * X[j]`` over the entries of row i, or their mean."""
+    """Compute ``out[i] = r[i] * sum of a[e] c[j] X[j]`` of the entries of row i, or their mean."""
     out = np.empty((A.n_rows, X.shape[1]), X.dtype) if out is None else out
     scales = values_of(row_scale, X), values_of(col_scale, X)
     weights = A.order, values_of(values, X)
@@ -82,10 +82,10 @@ def _unpack(
 
 
 @inlined
-def _add_tile(zero: Any, f: int, width: int, entries: Any, given: Any) -> None:
+def _add_tile(zero: Any, f: int, width: int, entries: Any, args: Any) -> None:
     """Add ``a[e] c[j] X[j]`` to ``Y[i]``, ``width`` features from ``f`` of ``entries``."""
     first, count = entries
-    rows, cols, A, X, col_scale, Y = given
+    rows, cols, A, X, col_scale, Y = args
     order, data = A
     X, stride = X
     Y, feat = Y
@@ -125,12 +125,12 @@ def _spmm(
         Y[0][top * feat : bottom * feat] = 0
         degree = np.zeros(bottom - top if finish else 0, np.int64)
         rows, cols = np.empty(RUN, np.int64), np.empty(RUN, np.int64)
-        given = rows, cols, A, X, col_scale, Y
+        args = rows, cols, A, X, col_scale, Y
         at, stop = (w, np.int64(first_tile[w])), np.int64(starts[last])
         for first in range(np.int64(starts[w]), stop, RUN):
             count = min(np.int64(RUN), stop - first)
             at = _unpack(windows, tiles, first, first + count, at, rows, cols)
-            by_tiles(_add_tile, X[0], feat, (first, count), given)
+            by_tiles(_add_tile, X[0], feat, (first, count), args)
             if finish:
                 for k in range(count):
                     degree[rows[k] - top] += 1

@@ -147,15 +147,15 @@ def spmm(
     perm: Array | None = None, row_scale: Array | None = None, col_scale: Array | None = None,
     reduce: str = "sum", *, costs: Costs | None = None, out: Array | None = None, **_: Any,
 ) -> Any:  # fmt: skip
-    """``out = diag(r) a c X``, a sum or mean, where ``against_spmm`` has no reason against it.
+    """Compute ``out = diag(r) a c X``, a sum or mean, where ``against_spmm`` has no reason.
 
     The value of entry e is ``values[perm[e]]``, of an SGT its own; ``on_csr`` multiplies the rest.
     """
     weighted = values is not None or col_scale is not None
-    found = find_operands(A, "spmm", x, costs, weighted=weighted)
-    if found is None:  # another thread has just prepared other tiles
+    choice = find_operands(A, "spmm", x, costs, weighted=weighted)
+    if choice is None:  # another thread has just prepared other tiles
         return on_csr(A, x, values, perm, row_scale, col_scale, reduce, out=out)
-    tiles, operands = found
+    tiles, operands = choice
     m, T, feat = memory_of(x), operands.structure, x.shape[1]
     if out is None:
         out = m.empty((T.n_rows, feat), m.dtype(x), x)

@@ -64,10 +64,10 @@ def sddmm(
 
     Entry e is ``out[perm[e]]`` where given.  ``on_csr`` makes the products of the rest.
     """
-    found = find_operands(A, "sddmm", X, costs)
-    if found is None:  # another thread has just prepared other tiles
+    choice = find_operands(A, "sddmm", X, costs)
+    if choice is None:  # another thread has just prepared other tiles
         return on_csr(A, X, Y, row_scale, col_scale, out=out, perm=perm)
-    m, operands = memory_of(X), found[1]
+    m, operands = memory_of(X), choice[1]
     T, dtype, heads = operands.structure, m.dtype(X), X.shape[1] if X.ndim == 3 else 1
     if out is None:
         out = m.empty((T.nnz, *X.shape[1:-1]), dtype, X)

@@ -88,9 +88,13 @@ def against_spmm(
 
 
 def against_sddmm(
-    A: Format | Structure, X: Array, *_: Any, precision: str | None = None,
-    costs: Costs | None = None, **__: Any,
-) -> list[str]:  # fmt: skip
+    A: Format | Structure,
+    X: Array,
+    *_: Any,
+    precision: str | None = None,
+    costs: Costs | None = None,
+    **__: Any,
+) -> list[str]:
     """List the reasons against tensor cores; entries are split only if there is no other one."""
     if A.format == "csr" and precision is None and not tiled:
         return _IS_CSR
@@ -128,8 +132,8 @@ def _tiles_for(
 @cache
 def against_device(device: int) -> tuple[str, ...]:
     """Return why that GPU has no tensor cores for these products, or nothing."""
-    found = import_cupy().cuda.Device(device).compute_capability
-    capability = int(found[:-1]), int(found[-1])
+    version = import_cupy().cuda.Device(device).compute_capability
+    capability = int(version[:-1]), int(version[-1])
     if capability >= cuda.CAPABILITY:
         return ()
     least, has = (".".join(map(str, version)) for version in (cuda.CAPABILITY, capability))

@@ -97,10 +97,10 @@ class Operands:
         m, (tiles, rest) = memory_of(perm), self._numbers
 
         def build() -> tuple[Numbers, Any]:
-            found = Numbers(m.take(perm, tiles), None if rest is None else m.take(perm, rest))
+            result = Numbers(m.take(perm, tiles), None if rest is None else m.take(perm, rest))
             if not m.capturing():
                 m.finish(perm)
-            return found, perm  # while this is there, nothing else lies at that address
+            return result, perm  # while this is there, nothing else lies at that address
 
         # In a capture it is memory of that CUDA graph.
         key = "numbers", m.pointer(perm)
@@ -109,12 +109,12 @@ class Operands:
     def packed(self, values: Array, numbers: Array, *, baked: bool) -> Any:
         """Gather the values with those numbers, one by one or in the cells that have them."""
         m = memory_of(values)
-        found = m.take(values, numbers)
+        result = m.take(values, numbers)
         if not baked:
-            return found
+            return result
         places = self.places(values.itemsize)
         cells = m.zeros((self.split.n_cells,), m.dtype(values), values)
-        cells[places] = found
+        cells[places] = result
         return cells
 
     def places(self, itemsize: int) -> Any:
@@ -210,9 +210,9 @@ class OwnTiles:
 
 def _shares(csr: CSR) -> Array:
     lengths = csr.lengths.astype(np.float32)
-    found = 1 / namespace(lengths).maximum(lengths, np.float32(1))
-    finish(found)  # synchronize!
-    return found
+    result = 1 / namespace(lengths).maximum(lengths, np.float32(1))
+    finish(result)  # synchronize!
+    return result
 
 
 class PreparedTiles:
@@ -224,9 +224,14 @@ class PreparedTiles:
     """
 
     def __init__(
-        self, sgt: SGT, shares: Array, *, costs: Costs | None, view: Callable[[Array], Any],
+        self,
+        sgt: SGT,
+        shares: Array,
+        *,
+        costs: Costs | None,
+        view: Callable[[Array], Any],
         refuses_float32: Callable[[], list[str]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.sgt, self.costs, self.refuses_float32 = sgt, costs, refuses_float32
         self._shares, self._view = shares, view
         self._built = Built()
@@ -234,21 +239,21 @@ class PreparedTiles:
 
     def operands(self, costs: Costs) -> Operands | None:
         """Return the operands; None where no entry pays, or a capture would have to build them."""
-        found = self._built.found
-        if costs not in found and not memory_of(self._shares).capturing():
+        result = self._built.found
+        if costs not in result and not memory_of(self._shares).capturing():
             self._built.ask(costs, lambda: self.build(costs))
-        return found.get(costs)
+        return result.get(costs)
 
     def build(self, costs: Costs) -> Operands | None:
         """Build the operands with all that they may need: a capture could not."""
         split = self.sgt.split(costs)
         if not split.share:
             return None
-        found = Operands(split, self.sgt._structure(), self._view)
-        found.rows_outside()
+        result = Operands(split, self.sgt._structure(), self._view)
+        result.rows_outside()
         for itemsize in (2, 4) if split.baked else ():
-            found.places(itemsize)
-        return found
+            result.places(itemsize)
+        return result
 
     def shares(self) -> Any:
         """Return 1 over the entries of each row, in float32."""

@@ -74,12 +74,12 @@ def count_columns(A: "SGT") -> ColumnCounts:
     n_columns = A.columns.size
     counts = np.bincount(column[first], minlength=n_columns)
     window = np.repeat(primitives.expand(A.window_ptr, A.tile_count), A.tile[1])
-    found = np.zeros((A.n_windows, MOST + 1), np.int64)
+    numbers = np.zeros((A.n_windows, MOST + 1), np.int64)
     used, many = counts > 0, counts >= MOST
-    np.add.at(found, (window[used], np.minimum(counts[used], MOST) - 1), 1)
-    np.add.at(found[:, MOST], window[many], counts[many])
+    np.add.at(numbers, (window[used], np.minimum(counts[used], MOST) - 1), 1)
+    np.add.at(numbers[:, MOST], window[many], counts[many])
     begins = primitives.pointers(column, n_columns, A.index_dtype)
-    return ColumnCounts(found, begins, counts.astype(np.uint8))
+    return ColumnCounts(numbers, begins, counts.astype(np.uint8))
 
 
 def gather(A: "SGT", counted: ColumnCounts, choice: SlabChoice) -> Slabs:
@@ -166,14 +166,14 @@ def _count(A: "SGT", step: int, *, places: bool) -> ColumnCounts:
     n_windows, n_columns = -(-A.n_windows // step), A.columns.size if places else 0
     begins = cupy.empty(n_columns + 1, A.index_dtype)
     counts = cupy.empty(n_columns, np.uint8)
-    found = cupy.empty(n_windows * (MOST + 1), np.int64)
+    numbers = cupy.empty(n_windows * (MOST + 1), np.int64)
     kernels.count()(
         *(A.window_ptr, A.tile_ptr, A.slots, A.n_windows, A.tile[1], step, places),
-        *(begins, counts, found),
+        *(begins, counts, numbers),
         size=n_windows * kernels.THREADS,
         block_size=kernels.THREADS,
     )
-    on_host = to_device(found, "cpu")  # synchronize!
+    on_host = to_device(numbers, "cpu")  # synchronize!
     return ColumnCounts(on_host.reshape(n_windows, MOST + 1), begins, counts)
 
 

@@ -64,12 +64,12 @@ class Split:
 
     @property
     def share(self) -> float:
-        """Share of the entries that matrix units take."""
+        """Return the share of the entries that matrix units take."""
         return self.taken / self.nnz if self.nnz else 0.0
 
     @property
     def n_cells(self) -> int:
-        """Number of cells of all slabs together."""
+        """Return the number of cells of all slabs together."""
         return len(self.columns) * SLAB * self.height
 
     @property
@@ -91,9 +91,9 @@ class Split:
         with on_device_of(self.cells):
             slab = primitives.expand(xp.ascontiguousarray(self.starts[::tiles]), self.taken)
             cells = place(self.cells.astype(np.int64), itemsize)
-            found = slab.astype(np.int64) * (SLAB * self.height) + cells
-        finish(found)  # synchronize!
-        return found
+            result = slab.astype(np.int64) * (SLAB * self.height) + cells
+        finish(result)  # synchronize!
+        return result
 
 
 def split(A: "SGT", csr: CSR, costs: Costs) -> Split:
@@ -105,16 +105,16 @@ def split(A: "SGT", csr: CSR, costs: Costs) -> Split:
     On a GPU it is finished when this returns, so that any stream may use it.
     """
     with on_device_of(A.order), allocating(f"the split of {A.nnz} entries"):
-        found = _split(A, csr, costs)
+        result = _split(A, csr, costs)
     finish(A.order)  # synchronize!
-    return found
+    return result
 
 
 def _split(A: "SGT", csr: CSR, costs: Costs) -> Split:
-    found = _decide(A, costs)
-    if found is None:
+    result = _decide(A, costs)
+    if result is None:
         return _nothing(A)
-    choice, counted = found
+    choice, counted = result
     part, whole = costs.longest_part(choice.n_slabs), choice.taken == A.nnz
     items, cuts, n_parts = _items(choice.slab_ptr, whole, part, A.index_dtype)
     least, slab_ptr, entry_ptr, items, cuts = send(
@@ -221,15 +221,15 @@ def _options(figures: Array) -> Array:
 
     Of each window; at 0 stands that none is taken.
     """
-    found = np.zeros((2, MOST + 1, len(figures)), np.int64)
-    found[0, 1:] = figures.T[:MOST]
-    np.multiply(found[0, 1:MOST], np.arange(1, MOST)[:, None], out=found[1, 1:MOST])
-    found[1, MOST] = figures.T[MOST]
+    result = np.zeros((2, MOST + 1, len(figures)), np.int64)
+    result[0, 1:] = figures.T[:MOST]
+    np.multiply(result[0, 1:MOST], np.arange(1, MOST)[:, None], out=result[1, 1:MOST])
+    result[1, MOST] = figures.T[MOST]
     for n in range(MOST - 1, 0, -1):
-        found[:, n] += found[:, n + 1]
-    found[0] += SLAB - 1
-    found[0] //= SLAB
-    return found
+        result[:, n] += result[:, n + 1]
+    result[0] += SLAB - 1
+    result[0] //= SLAB
+    return result
 
 
 def _pieces(slabs: Array, part: int) -> Array:
