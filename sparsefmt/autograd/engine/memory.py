@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from ...formats.arrays import Array
 from ...ops.engine.memory import HERE, Scalar, register_memory
 from .precision import bf16_is_allowed
 
@@ -87,7 +88,7 @@ class TorchMemory:
         """Count the values from one row to the next."""
         return a.stride(0)
 
-    def contiguous(self, a: Any) -> Any:
+    def contiguous(self, a: Array) -> Any:
         """Return ``a`` itself if it is contiguous, else a copy; None for None."""
         return None if a is None else a.contiguous()
 
@@ -98,7 +99,7 @@ class TorchMemory:
             return a
         return a.contiguous()
 
-    def factors(self, a: Any) -> Any:
+    def factors(self, a: Array) -> Any:
         """Convert scales for kernels: contiguous, float32 for 2-byte ones; None for None."""
         if a is None:
             return None

@@ -116,7 +116,7 @@ def _order_of(A: CSR, given: CSR | Structure, order: Order | None) -> Order | No
 
 
 def _sizes_of(
-    A: CSR, columns: Any, grad: Any, order: Order | None, *, narrow: bool
+    A: CSR, columns: Array, grad: Array, order: Order | None, *, narrow: bool
 ) -> WindowSizes | None:
     m, (feat, k) = memory_of(grad), (grad.shape[1], columns.shape[1])
     sizes = A.shape, A.nnz, ITEMSIZE[NARROW if narrow else m.dtype(grad)], feat, k
@@ -127,7 +127,7 @@ def _sizes_of(
 
 
 def no_windows(
-    A: CSR | Structure, columns: Any, grad: Any, *_: Any, deterministic: bool = False,
+    A: CSR | Structure, columns: Array, grad: Array, *_: Any, deterministic: bool = False,
     order: Order | None = None, narrow: bool = False, **__: Any,
 ) -> list[str]:  # fmt: skip
     """Reasons against windows: a fixed order of sums, or rows that do not fit on chip."""
@@ -145,8 +145,9 @@ def no_windows(
 
 
 def sspmm_windows(
-    A: CSR | Structure, columns: Any, grad: Any, values: Any = None, row_scale: Any = None,
-    col_scale: Any = None, *, order: Order | None = None, narrow: bool = False, **_: Any,
+    A: CSR | Structure, columns: Array, grad: Array, values: Array | None = None,
+    row_scale: Array | None = None, col_scale: Array | None = None, *, order: Order | None = None,
+    narrow: bool = False, **_: Any,
 ) -> Any:  # fmt: skip
     """Compute ``out[j, t] = sum_i (diag(r) A diag(c))[i, j] grad[i, columns[j, t]]``, by atomics.
 
@@ -223,12 +224,12 @@ def _lanes(dtype: str, index_bytes: int, k: int, sums: int, columns: int) -> tup
 
 def sspmm(
     T: CSR | Structure,
-    columns: Any,
-    grad: Any,
-    values: Any,
-    perm: Any,
-    row_scale: Any = None,
-    col_scale: Any = None,
+    columns: Array,
+    grad: Array,
+    values: Array,
+    perm: Array,
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
     *,
     narrow: bool = False,
 ) -> Any:
@@ -248,9 +249,9 @@ def sspmm(
 
 
 def sspmm_panels(
-    A: CSR | Structure, columns: Any, grad: Any, values: Any = None, row_scale: Any = None,
-    col_scale: Any = None, *, transposed: CSR | None = None, perm: Array | None = None,
-    narrow: bool = False, **_: Any,
+    A: CSR | Structure, columns: Array, grad: Array, values: Array | None = None,
+    row_scale: Array | None = None, col_scale: Array | None = None, *,
+    transposed: CSR | None = None, perm: Array | None = None, narrow: bool = False, **_: Any,
 ) -> Any:  # fmt: skip
     """Compute ``sspmm`` with the transpose that is given, or made for this call."""
     given, scales = (columns, grad, values), (row_scale, col_scale)
