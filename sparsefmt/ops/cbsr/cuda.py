@@ -131,11 +131,11 @@ def maxk(S: Structure, m: Memory, x: Array, k: int) -> Prepared:
     """Prepare columns and values of the ``k`` largest of each row, of at most ``MAX_FEAT``."""
     n_rows, feat, dtype = S.n_rows, x.shape[1], m.dtype(x)
     columns, size = column_name(feat), ITEMSIZE[dtype]
-    lanes, held = team = next(team for team in TEAMS if team[0] * team[1] >= feat)
+    lanes, width = team = next(team for team in TEAMS if team[0] * team[1] >= feat)
     nbytes, threads = row_bytes(m.row_stride(x), dtype), max(lanes, THREADS)
     aligned = (m.pointer(x) | nbytes | feat * size) % 16 == 0
     few = k <= 2 * min(lanes, -(-feat // _GROUP))
-    kernel = _load("maxk_rows", (dtype, column_name(lanes * held)), team)
+    kernel = _load("maxk_rows", (dtype, column_name(lanes * width)), team)
     launches = []
     for begin in range(0, n_rows, _MOST_ROWS):
         rows = min(n_rows - begin, _MOST_ROWS)

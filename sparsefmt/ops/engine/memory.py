@@ -33,7 +33,7 @@ class Memory(Protocol):
 
         Returns
         -------
-        away : bool
+        elsewhere : bool
             True if the arrays are on another GPU than the current one.
         case : tuple
             The GPU, what the library allows, and of each array its dtype, axes behind the first
@@ -133,8 +133,8 @@ class CupyMemory:
                 is_scalar = type(a) is Scalar
                 facts.append(Scalar if is_scalar else a)
                 addresses.append(a if is_scalar else 0)
-        away = device != self._current_device()
-        return away, tuple(facts), addresses, self._current_stream().ptr
+        elsewhere = device != self._current_device()
+        return elsewhere, tuple(facts), addresses, self._current_stream().ptr
 
     def pointer(self, a: Array) -> int:
         """Return the address of the first value; 0 for None."""
