@@ -141,15 +141,10 @@ SPMM_SAMPLED_DX = Op(
 
 
 def _aggregate_backward_of_graph(
-    S: Structure,
-    x: Tensor,
-    grad: Tensor,
-    values: Array,
-    perm: Array,
-    row_scale: Array,
-    col_scale: Array,
+    S: Structure, x: Tensor, grad: Tensor, values: Array, perm: Array, *scales: Array
 ) -> Any:
     """Run one pass over the transposed structure, or two products where one goes by tiles."""
+    row_scale, col_scale = scales
     product = grad, values, perm, col_scale, row_scale, "sum"
     if tiled and not (against_spmm(S, *product) and against_sddmm(S, x, grad)):
         dx = call(SPMM, S, *product)
@@ -255,12 +250,9 @@ def _bags(
 
 
 def add_own(
-    y: Tensor,
-    own: Tensor,
-    scale: Tensor | None = None,
-    one_more: bool = False,
+    y: Tensor, own: Tensor, scale: Tensor | None = None, one_more: bool = False,
     bias: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Add own parts to a product in place, as the kernel on a GPU does in its last pass."""
     if scale is None:
         y += own
@@ -302,24 +294,14 @@ _NO_OWN = ["no part of each row's own is added"]
 
 # The slots of the rows
 
+_CSR, _OF_GRAPH = ("csr",), "aggregate_backward_of_graph"
 SPMM.fill_slots(
     (
-        Kernel(
-            *("spmm_with_own_numba", _spmm_with_own_on_cpu, ("csr",), "cpu"),
-            refuses=_has_no_own,
-            again=True,
-        ),
-        Kernel(
-            *("spmm_then_own", _spmm_then_own, ("csr",), "gpu"), refuses=_goes_together, again=True
-        ),
-        Kernel("spmm_csr_embedding_bag", _bags, ("csr",), "cpu", refuses=_against_bags),
+        Kernel("spmm_with_own_numba", _spmm_with_own_on_cpu, _CSR, "cpu", _has_no_own, again=True),
+        Kernel("spmm_then_own", _spmm_then_own, _CSR, "gpu", _goes_together, again=True),
+        Kernel("spmm_csr_embedding_bag", _bags, _CSR, "cpu", _against_bags),
     )
 )
 AGGREGATE_BACKWARD.fill_slots(
-    (
-        Kernel(
-            *("aggregate_backward_of_graph", _aggregate_backward_of_graph, ("csr",), "gpu"),
-            refuses=_not_of_torch,
-        ),
-    )
+    (Kernel(_OF_GRAPH, _aggregate_backward_of_graph, _CSR, "gpu", _not_of_torch),)
 )

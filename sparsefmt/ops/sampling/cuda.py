@@ -164,8 +164,7 @@ class _Cut(NamedTuple):
 def spmm_sampled(
     S: Structure, m: Memory, x: Array, values: Array | None = None, row_scale: Array | None = None,
     col_scale: Array | None = None, seed: Any = None, width: int = ALL, strategy: str = "bucket",
-    mean: bool = False, rescale: bool = False, *, perm: Array | None = None,
-    out: Array | None = None,
+    mean: bool = False, rescale: bool = False, *, perm: Array | None = None, **options: Any,
 ) -> Any:  # fmt: skip
     """Prepare ``out[i] = r[i] * factor(i) * sum of a[e] * c[j] * x[j]`` over the sample of row i.
 
@@ -184,7 +183,7 @@ def spmm_sampled(
     weighted, stride = values is not None, m.row_stride(x)
     case = _Case(
         S.n_rows, S.n_cols, S.nnz, S.blocks, S.n_cuts, dtype, feat, stride,
-        (m.pointer(x) | m.pointer(out)) % 16, width, strategy, weighted,
+        (m.pointer(x) | m.pointer(options.get("out"))) % 16, width, strategy, weighted,
         perm is not None or col_scale is not None,
     )  # fmt: skip
     room, places, cuts = _cuts(case)
