@@ -7,9 +7,9 @@ import pytest
 from sparsefmt.errors import UnsupportedError
 from sparsefmt.ops.engine import call as engine
 from sparsefmt.ops.engine import table
-from sparsefmt.ops.engine.call import Launcher, Prepared, Result, call
+from sparsefmt.ops.engine.call import Launcher, Prepared, Result, call, launcher
 from sparsefmt.ops.engine.explain import explaining
-from sparsefmt.ops.engine.memory import register_memory
+from sparsefmt.ops.engine.memory import Scalar, register_memory
 from sparsefmt.ops.engine.structure import Structure
 from sparsefmt.ops.engine.table import Kernel, Op
 
@@ -26,8 +26,9 @@ class Memory:
 
     def case(self, args):
         arrays = [isinstance(a, Array) for a in args]
-        facts = (a.width if is_one else a for a, is_one in zip(args, arrays, strict=True))
-        addresses = [a.address if is_one else 0 for a, is_one in zip(args, arrays, strict=True)]
+        values = [type(a) if isinstance(a, Scalar) else a for a in args]
+        facts = (a.width if is_one else a for a, is_one in zip(values, arrays, strict=True))
+        addresses = [getattr(a, "address", a if type(a) is Scalar else 0) for a in args]
         return args[0].gpu != self.current, tuple(facts), addresses, 99
 
     def empty(self, shape, dtype, like):
@@ -116,6 +117,46 @@ def test_arrays_on_another_gpu_are_launched_there(row):
     made, _, prepared, launched = row
     call(made, structure(), Array(10, gpu=1))
     assert len(prepared) == len(launched) == 1
+
+
+def test_a_call_on_another_gpu_is_explained_once(row):
+    with explaining() as explanations:
+        call(row[0], structure(), Array(10, gpu=1))
+    assert [one.chosen.name for one in explanations] == ["prepared"]
+
+
+def test_results_have_rows_of_their_own_and_scalars_no_case():
+    prepared, launched = [], []
+
+    @launcher()
+    def toy(S, m, x, seed):
+        prepared.append(x.width)
+        results = Result((2,), "int32", "nnz"), Result((), "float32", "n_cols")
+        launch = lambda *args: launched.append(args)  # noqa: E731
+        return Prepared(((launch, ("x", "out_1", "seed")), (launch, ("out",))), results)
+
+    S = structure()
+    for seed in (7, 8):
+        columns, data = toy(S, Array(10), Scalar(seed))
+        assert (columns.width, data.width) == ((3, 2), (2,))
+    assert prepared == [4]
+    assert launched == [(99, 10, 2000, 7), (99, 2000), (99, 10, 2000, 8), (99, 2000)]
+
+
+def test_features_alone_are_prepared_for_their_number_of_rows():
+    class Features(Array):
+        shape = (5, 4)
+
+    register_memory(Features, Memory())
+    counts = []
+
+    @launcher()
+    def toy(S, m, x):
+        counts.append(S.n_rows)
+        return Prepared((), (Result((2,), "int32"),))
+
+    assert [toy(None, Features(10)).width for _ in range(2)] == [(5, 2)] * 2
+    assert counts == [5]
 
 
 def test_tiles_are_asked_for_at_each_call(row, monkeypatch):

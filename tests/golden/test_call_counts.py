@@ -37,13 +37,13 @@ LIMITS: dict[tuple[str, str], tuple[int, int | None]] = {
     ("gpu", "GATConv"): (35, 38),
     ("gpu", "GATConv, backward"): (24, 22),
     ("gpu", "GATv2Conv"): (70, 45),
-    ("gpu", "GATv2Conv, backward"): (55, 40),
+    ("gpu", "GATv2Conv, backward"): (54, 40),
     ("gpu", "SAGEConv"): (25, 32),
     ("gpu", "SAGEConv, backward"): (18, 20),
-    ("gpu", "maxk_aggregate"): (53, 35),
-    ("gpu", "maxk_aggregate, backward"): (91, None),
-    ("gpu", "sampled_aggregate"): (45, 32),
-    ("gpu", "sampled_aggregate, backward"): (75, 40),
+    ("gpu", "maxk_aggregate"): (30, 35),
+    ("gpu", "maxk_aggregate, backward"): (59, None),
+    ("gpu", "sampled_aggregate"): (30, 32),
+    ("gpu", "sampled_aggregate, backward"): (28, 40),
 }
 GPU = {name: limit for (group, name), limit in LIMITS.items() if group == "gpu"}
 CPU = {place: limit for place, limit in LIMITS.items() if place[0] != "gpu"}

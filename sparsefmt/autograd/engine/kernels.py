@@ -16,7 +16,7 @@ from ...ops.edges.api import SDDMM
 from ...ops.engine import small
 from ...ops.engine.call import call
 from ...ops.engine.small import wide
-from ...ops.engine.structure import Structure, built_at, tiled
+from ...ops.engine.structure import Sizes, Structure, built_at, tiled
 from ...ops.engine.table import Kernel, Op, deferred, unchecked
 from ...ops.matmul import cuda_aggregate as matmul_cuda_aggregate
 from ...ops.matmul.aggregation import AGGREGATE_BACKWARD
@@ -122,7 +122,7 @@ def _row_factors(
     return shares if scale is None else scale * shares
 
 
-def _like_columns(S: Any, grad: Any, *_: Any) -> tuple[Any, ...]:
+def _like_columns(S: Sizes, grad: Array, *_: Any) -> tuple[Any, ...]:
     return (((S.n_cols, grad.shape[1]), grad),)
 
 
@@ -141,9 +141,10 @@ SPMM_SAMPLED_DX = Op(
 
 
 def _aggregate_backward_of_graph(
-    S: Structure, x: Tensor, grad: Tensor, values: Any, perm: Any, row_scale: Any, col_scale: Any
+    S: Structure, x: Tensor, grad: Tensor, values: Array, perm: Array, *scales: Array
 ) -> Any:
     """Run one pass over the transposed structure, or two products where one goes by tiles."""
+    row_scale, col_scale = scales
     product = grad, values, perm, col_scale, row_scale, "sum"
     if tiled and not (against_spmm(S, *product) and against_sddmm(S, x, grad)):
         dx = call(SPMM, S, *product)
@@ -154,7 +155,7 @@ def _aggregate_backward_of_graph(
     return matmul_cuda_aggregate.aggregate_backward(S, x, grad, *given, inverse=inverse)
 
 
-def _not_of_torch(S: Any, *_: Any, **__: Any) -> list[str]:
+def _not_of_torch(S: Sizes | CSR, *_: Any, **__: Any) -> list[str]:
     return [] if isinstance(S, Structure) else ["A is no graph of torch"]
 
 
@@ -193,8 +194,9 @@ class OfTensors(CSR):
 
 
 def _against_bags(
-    A: Any, x: Any, values: Any = None, perm: Any = None, row_scale: Any = None,
-    col_scale: Any = None, reduce: str = "sum", *_: Any, **__: Any,
+    A: CSR, x: Array, values: Array | None = None, perm: Array | None = None,
+    row_scale: Array | None = None, col_scale: Array | None = None, reduce: str = "sum", *_: Any,
+    **__: Any,
 ) -> list[str]:  # fmt: skip
     """List the reasons against ``torch.embedding_bag``."""
     found = [] if type(A) is OfTensors else ["A is no graph of torch"]
@@ -248,8 +250,9 @@ def _bags(
 
 
 def add_own(
-    y: Tensor, own: Tensor, scale: Tensor | None = None, one_more: bool = False, bias: Any = None
-) -> Tensor:
+    y: Tensor, own: Tensor, scale: Tensor | None = None, one_more: bool = False,
+    bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Add own parts to a product in place, as the kernel on a GPU does in its last pass."""
     if scale is None:
         y += own
@@ -265,7 +268,7 @@ def _spmm_then_own(S: Structure, *args: Any) -> Any:
     return add_own(call(SPMM, S, *args[:6]), *args[6:])
 
 
-def _spmm_with_own_on_cpu(A: CSR, x: Any, *args: Any) -> Any:
+def _spmm_with_own_on_cpu(A: CSR, x: Array, *args: Any) -> Any:
     """Add up in float32 at least, and round once."""
     inputs = [wide(a) if isinstance(a, np.ndarray) else a for a in (x, *args)]
     y = torch.from_numpy(call(SPMM, A, *inputs[:6]))
@@ -274,7 +277,7 @@ def _spmm_with_own_on_cpu(A: CSR, x: Any, *args: Any) -> Any:
         return add_own(y, *own).numpy().astype(x.dtype, copy=False)
 
 
-def _has_no_own(A: Any, *args: Any, **_: Any) -> list[str]:
+def _has_no_own(A: CSR, *args: Any, **_: Any) -> list[str]:
     return _NO_OWN if len(args) < 7 or args[6] is None else []
 
 
@@ -291,19 +294,14 @@ _NO_OWN = ["no part of each row's own is added"]
 
 # The slots of the rows
 
-
-def _slot(name: str, run: Any, place: Any, refuses: Any, *, again: bool = False) -> Kernel:
-    return Kernel(name, run, ("csr",), place, refuses, again=again)
-
-
+_CSR, _OF_GRAPH = ("csr",), "aggregate_backward_of_graph"
 SPMM.fill_slots(
     (
-        _slot("spmm_with_own_numba", _spmm_with_own_on_cpu, "cpu", _has_no_own, again=True),
-        _slot("spmm_then_own", _spmm_then_own, "gpu", _goes_together, again=True),
-        _slot("spmm_csr_embedding_bag", _bags, "cpu", _against_bags),
+        Kernel("spmm_with_own_numba", _spmm_with_own_on_cpu, _CSR, "cpu", _has_no_own, again=True),
+        Kernel("spmm_then_own", _spmm_then_own, _CSR, "gpu", _goes_together, again=True),
+        Kernel("spmm_csr_embedding_bag", _bags, _CSR, "cpu", _against_bags),
     )
 )
-_OF_GRAPH = "aggregate_backward_of_graph"
 AGGREGATE_BACKWARD.fill_slots(
-    (_slot(_OF_GRAPH, _aggregate_backward_of_graph, "gpu", _not_of_torch),)
+    (Kernel(_OF_GRAPH, _aggregate_backward_of_graph, _CSR, "gpu", _not_of_torch),)
 )

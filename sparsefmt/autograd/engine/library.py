@@ -8,7 +8,7 @@ is made.  Ops with two structures take those of the graph and of its transpose.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ _library: Any = torch.library.Library("sparsefmt", "DEF")  # type: ignore[no-unt
 
 _STRUCTURE = "Tensor indptr, Tensor indices, SymInt n_cols, Tensor[] plan"
 _TRANSPOSED = "Tensor t_indptr, Tensor t_indices, Tensor[] t_plan, Tensor perm"
+Kernel: TypeAlias = Callable[..., Any]
+
 _HEADS = ("", _STRUCTURE, f"{_STRUCTURE}, {_TRANSPOSED}")
 _COUNTS = (0, 4, 8)  # tensors of the structures, as a schema has them
 
@@ -61,7 +63,7 @@ def narrowed(kind: str, *values: Any) -> tuple[Any, ...]:
 # From a row to a library op
 
 
-def define(schema: str, on_cpu: Any, on_cuda: Any, fake: Any) -> None:
+def define(schema: str, on_cpu: Kernel, on_cuda: Kernel, fake: Kernel) -> None:
     """Define a library op of that schema, its kernels and the shapes of its results."""
     name = _library.define(schema).split("::")[-1]
     _library.impl(name, on_cpu, "CPU")
@@ -94,14 +96,14 @@ def _structure(indptr: Tensor, indices: Tensor, n_cols: int, plan: list[Tensor])
     )
 
 
-def _csr(indptr: Tensor, indices: Tensor, n_cols: int, _: Any) -> CSR:
+def _csr(indptr: Tensor, indices: Tensor, n_cols: int, _: list[Tensor]) -> CSR:
     """Return the structure on the CPU that these tensors hold."""
     shape = indptr.shape[0] - 1, n_cols
     arrays = {"indptr": indptr.numpy(), "indices": indices.numpy()}
     return _kernels.OfTensors._trusted(**arrays, data=None, shape=shape)
 
 
-def _sizes(indptr: Tensor, indices: Tensor, n_cols: int, _: Any) -> Sizes:
+def _sizes(indptr: Tensor, indices: Tensor, n_cols: int, _: list[Tensor]) -> Sizes:
     return Sizes(indptr.shape[0] - 1, n_cols, indices.shape[0], NAMES[indices.dtype])
 
 

@@ -20,6 +20,7 @@ from ...formats.compressed import CSR
 from ...reorder import Order
 from ..engine.bind import bind, count_of_features, output, same_dtype, structure
 from ..engine.call import call, convert_to_csr
+from ..engine.structure import Sizes
 from ..engine.table import (
     PRECISION,
     SCALES,
@@ -277,31 +278,31 @@ def _shares(A: CSR, row_scale: Array | None, like: Array) -> Array:
 # The rows of the table: features
 
 
-def _chosen(_: Any, x: Any, k: Any) -> tuple[Any, ...]:
+def _chosen(_: Any, x: Array, k: int) -> tuple[Any, ...]:
     shape = x.shape[0], k
     return (shape, column_dtype(x.shape[1]).name), (shape, x)
 
 
-def _price_of_choice(_: Any, x: Any, k: int) -> Price:
+def _price_of_choice(_: Any, x: Array, k: int) -> Price:
     n_rows, feat = x.shape
     chosen = n_rows * k * (x.itemsize + column_dtype(feat).itemsize)
     return Price(n_rows * feat * x.itemsize + chosen, 0)
 
 
-def _dense(_: Any, columns: Any, data: Any, feat: Any) -> tuple[Any, ...]:
+def _dense(_: Any, columns: Array, data: Array, feat: int) -> tuple[Any, ...]:
     return (((data.shape[0], feat), data),)
 
 
-def _price_of_dense(_: Any, columns: Any, data: Any, feat: int) -> Price:
+def _price_of_dense(_: Any, columns: Array, data: Array, feat: int) -> Price:
     n_rows, k = columns.shape
     return Price(n_rows * (k * (columns.itemsize + data.itemsize) + feat * data.itemsize), 0)
 
 
-def _at_columns(_: Any, x: Any, columns: Any) -> tuple[Any, ...]:
+def _at_columns(_: Any, x: Array, columns: Array) -> tuple[Any, ...]:
     return ((columns.shape, x),)
 
 
-def _price_at_columns(_: Any, x: Any, columns: Any) -> Price:
+def _price_at_columns(_: Any, x: Array, columns: Array) -> Price:
     n_rows, k = columns.shape
     return Price(n_rows * k * (columns.itemsize + 2 * x.itemsize), 0)
 
@@ -341,11 +342,13 @@ DENSE_TO_CBSR = _of_features(
 # The product
 
 
-def _rows(S: Any, columns: Any, data: Any, feat: Any, *_: Any) -> tuple[Any, ...]:
+def _rows(S: Sizes, columns: Array, data: Array, feat: int, *_: Any) -> tuple[Any, ...]:
     return (((S.n_rows, feat), data),)
 
 
-def _price(S: Any, columns: Any, data: Any, feat: int, values: Any = None, *_: Any) -> Price:
+def _price(
+    S: Sizes, columns: Array, data: Array, feat: int, values: Array | None = None, *_: Any
+) -> Price:
     """Price it: every entry reads ``k`` columns and values; rows of the product are written."""
     entries = S.nnz * columns.shape[1]
     weights = 0 if values is None else S.nnz * data.itemsize
@@ -373,11 +376,13 @@ SPGEMM = Op(
 # Its gradients
 
 
-def _at_places(S: Any, columns: Any, grad: Any, *_: Any) -> tuple[Any, ...]:
+def _at_places(S: Sizes, columns: Array, grad: Array, *_: Any) -> tuple[Any, ...]:
     return ((columns.shape, grad),)
 
 
-def _price_of_gradient(S: Any, columns: Any, grad: Any, values: Any = None, *_: Any) -> Price:
+def _price_of_gradient(
+    S: Sizes, columns: Array, grad: Array, values: Array | None = None, *_: Any
+) -> Price:
     """Price it: every entry reads ``k`` places of ``grad``; columns and results pass once."""
     entries, places = S.nnz * columns.shape[1], prod(columns.shape)
     weights = 0 if values is None else S.nnz * grad.itemsize
@@ -385,7 +390,7 @@ def _price_of_gradient(S: Any, columns: Any, grad: Any, values: Any = None, *_: 
     return Price(read + places * grad.itemsize, 2 * entries)
 
 
-def _price_of_products(S: Any, x: Any, columns: Any, data: Any, *_: Any) -> Price:
+def _price_of_products(S: Sizes, x: Array, columns: Array, data: Array, *_: Any) -> Price:
     """Price it: every entry reads ``k`` columns and values; rows of ``x`` are read once."""
     entries = S.nnz * columns.shape[1]
     read = entries * (columns.itemsize + data.itemsize) + prod(x.shape) * x.itemsize
@@ -393,13 +398,15 @@ def _price_of_products(S: Any, x: Any, columns: Any, data: Any, *_: Any) -> Pric
 
 
 def _against_rounding(
-    A: Any, columns: Any, grad: Any, *_: Any, precision: str | None = None, **__: Any
+    A: CSR, columns: Array, grad: Array, *_: Any, precision: str | None = None, **__: Any
 ) -> list[str]:
     """List the reasons against rounding the gradient of the result."""
     return against_rounding(A.nnz, grad, precision)
 
 
-def _no_rounded_windows(A: Any, columns: Any, grad: Any, *others: Any, **options: Any) -> list[str]:
+def _no_rounded_windows(
+    A: CSR, columns: Array, grad: Array, *others: Any, **options: Any
+) -> list[str]:
     """List the reasons against windows of rounded rows."""
     reasons = _against_rounding(A, columns, grad, *others, **options)
     return reasons or cuda_sspmm.no_windows(A, columns, grad, *others, narrow=True, **options)

@@ -14,7 +14,7 @@ from ...formats.arrays import Array
 from ...formats.cbsr import column_dtype
 from ...formats.compressed import CSR
 from ..engine.lanes import lanes, prefetch, width_of
-from ..engine.loops import AHEAD, INLINED, NARROW, Loop, inlined, parallel, rows_of, writing
+from ..engine.loops import AHEAD, INLINED, NARROW, Int, Loop, inlined, parallel, rows_of, writing
 from ..engine.memory import rows_apart
 from ..engine.small import factors_at_entries, flat, packed, values_of
 from ..matmul.cpu import weight_of
@@ -25,14 +25,14 @@ reordered: Callable[[Loop], Loop] = numba.njit(**INLINED, fastmath={"reassoc", "
 
 
 @inlined
-def _prefetch_row(a: Any, j: Any, k: Any) -> None:
+def _prefetch_row(a: Array, j: Int, k: Int) -> None:
     """Ask for row ``j`` of ``k`` values."""
     for t in range(0, k, width_of(lanes(a, NARROW, 0))):
         prefetch(lanes(a, NARROW, 0), a, j * k + t)
 
 
 @inlined
-def scaled_row(Y: Any, at: Any, feat: Any, divisor: Any, factor: Any) -> None:
+def scaled_row(Y: Array, at: Int, feat: Int, divisor: Any, factor: Any) -> None:
     """Divide a row of sums, then multiply it."""
     for f in range(at, at + feat):
         Y[f] = Y[f] / divisor * factor
@@ -40,7 +40,7 @@ def scaled_row(Y: Any, at: Any, feat: Any, divisor: Any, factor: Any) -> None:
 
 @parallel
 def products_of_rows(
-    indptr: Any, A: Any, S: Any, scales: Any, Y: Any, mean: Any, pieces: Any
+    indptr: Array, A: Any, S: Any, scales: Array, Y: Array, mean: Any, pieces: Int
 ) -> None:
     """Multiply a CSR, ``A``, by a CBSR, ``S``, into dense rows: ``Y`` is (flat, feat)."""
     indices, data = A
@@ -69,7 +69,14 @@ def products_of_rows(
 
 @parallel
 def products_at_places(
-    indptr: Any, T: Any, data: Any, places: Any, grad: Any, scales: Any, out: Any, pieces: Any
+    indptr: Array,
+    T: Array,
+    data: Array,
+    places: Array,
+    grad: Array,
+    scales: Array,
+    out: Array,
+    pieces: Int,
 ) -> None:
     """Compute the transposed product at ``places``; ``T`` is (indices, perm) of the transpose."""
     indices, perm = T
@@ -96,7 +103,7 @@ def products_at_places(
 
 
 @reordered
-def _dot(X: Any, at: Any, columns: Any, values: Any, start: Any, stop: Any) -> Any:
+def _dot(X: Array, at: Int, columns: Array, values: Array, start: Int, stop: Int) -> Any:
     found = X.dtype.type(0)
     for t in range(start, stop):
         found += X[at + np.uint64(columns[t])] * values[t]
@@ -104,7 +111,9 @@ def _dot(X: Any, at: Any, columns: Any, values: Any, start: Any, stop: Any) -> A
 
 
 @parallel
-def products_at_entries(indptr: Any, indices: Any, X: Any, S: Any, out: Any, pieces: Any) -> None:
+def products_at_entries(
+    indptr: Array, indices: Array, X: Array, S: Any, out: Array, pieces: Int
+) -> None:
     """Compute ``out[e] = <X[i], S[j]>``; ``X`` is (flat, row stride)."""
     columns, values, k = S
     X, stride = X
@@ -121,7 +130,7 @@ def products_at_entries(indptr: Any, indices: Any, X: Any, S: Any, out: Any, pie
 
 
 @parallel
-def scattered_rows(S: Any, Y: Any, n_rows: Any, pieces: Any) -> None:
+def scattered_rows(S: Any, Y: Array, n_rows: Int, pieces: Int) -> None:
     """Write what ``S`` stores, and 0 elsewhere; ``Y`` is (flat, feat)."""
     columns, values, k = S
     Y, feat = Y
@@ -134,7 +143,7 @@ def scattered_rows(S: Any, Y: Any, n_rows: Any, pieces: Any) -> None:
 
 
 @parallel
-def gathered_rows(X: Any, S: Any, n_rows: Any, pieces: Any) -> None:
+def gathered_rows(X: Array, S: Any, n_rows: Int, pieces: Int) -> None:
     """Take the values of ``S`` from ``X``, which is (flat, row stride)."""
     columns, values, k = S
     X, stride = X
@@ -206,8 +215,9 @@ def sspmm(
 
 
 def sspmm_outer(
-    A: CSR, columns: Array, grad: Array, values: Any = None, row_scale: Any = None,
-    col_scale: Any = None, *, transposed: CSR | None = None, perm: Array | None = None, **_: Any,
+    A: CSR, columns: Array, grad: Array, values: Array | None = None,
+    row_scale: Array | None = None, col_scale: Array | None = None, *,
+    transposed: CSR | None = None, perm: Array | None = None, **_: Any,
 ) -> Array:  # fmt: skip
     """Compute ``sspmm`` with the transpose that is given, or made for this call."""
     if transposed is None or perm is None:
@@ -217,8 +227,8 @@ def sspmm_outer(
 
 
 def sddmm_cbsr(
-    A: CSR, x: Array, columns: Array, data: Array, row_scale: Any = None, col_scale: Any = None,
-    *, out: Array | None = None,
+    A: CSR, x: Array, columns: Array, data: Array, row_scale: Array | None = None,
+    col_scale: Array | None = None, *, out: Array | None = None,
 ) -> Array:  # fmt: skip
     """Compute ``out[e] = r[i] c[j] sum over t of x[i, columns[j, t]] * data[j, t]``."""
     scaled = row_scale is not None or col_scale is not None

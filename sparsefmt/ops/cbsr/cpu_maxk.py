@@ -12,8 +12,9 @@ import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 
-from ..engine.lanes import Lanes, operation, splat
-from ..engine.loops import inlined, parallel
+from ...formats.arrays import Array
+from ..engine.lanes import Builder, Context, Kind, Lanes, Signature, Values, operation, splat
+from ..engine.loops import Int, inlined, parallel
 
 _WORD = 64
 
@@ -22,10 +23,10 @@ def _compared(sign: str) -> Any:
     """Compare the 64 keys from ``at`` on with a limit; return the bits of an integer."""
 
     @operation
-    def compared(typing: Any, keys: Any, at: Any, limit: Any) -> Any:
+    def compared(typing: Context, keys: Kind, at: Kind, limit: Kind) -> Any:
         kind = Lanes(keys.dtype, _WORD)
 
-        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
             array = context.make_array(keys)(context, builder, args[0])
             start = builder.gep(array.data, [args[1]])
             address = builder.bitcast(start, context.get_value_type(kind).as_pointer())
@@ -42,27 +43,27 @@ reach, exceed = _compared(">="), _compared(">")
 
 
 @operation
-def ones(typing: Any, word: Any) -> Any:
+def ones(typing: Context, word: Kind) -> Any:
     """Count the bits that are set."""
 
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
         return builder.ctpop(args[0])
 
     return types.int64(types.uint64), build
 
 
 @operation
-def lowest(typing: Any, word: Any) -> Any:
+def lowest(typing: Context, word: Kind) -> Any:
     """Find the lowest bit that is set."""
 
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
         return builder.cttz(args[0], ir.IntType(1)(1))
 
     return types.int64(types.uint64), build
 
 
 @inlined
-def _fill_keys(keys: Any, row: Any, infinity: Any) -> None:
+def _fill_keys(keys: Array, row: Array, infinity: Any) -> None:
     """Write the keys of a row: -0 has that of 0, and every NaN the largest."""
     sign = np.uint64(1) << np.uint64(8 * row.itemsize - 1)
     for f in range(np.uint64(len(row))):
@@ -72,7 +73,7 @@ def _fill_keys(keys: Any, row: Any, infinity: Any) -> None:
 
 
 @inlined
-def _limit(keys: Any, k: Any) -> Any:
+def _limit(keys: Array, k: Int) -> Any:
     """Find the k-th largest key, or a lower one which no more than ``k`` keys reach."""
     limit = np.uint64(0)
     for bit in range(8 * keys.itemsize - 1, -1, -1):
@@ -87,7 +88,7 @@ def _limit(keys: Any, k: Any) -> Any:
 
 
 @inlined
-def _write(row: Any, keys: Any, limit: Any, columns: Any, values: Any) -> None:
+def _write(row: Array, keys: Array, limit: Int, columns: Array, values: Array) -> None:
     """Write all that exceed the limit, and the first that equal it, as many as are left."""
     left, place = len(values), 0
     for at in range(0, len(keys), _WORD):
@@ -107,7 +108,7 @@ def _write(row: Any, keys: Any, limit: Any, columns: Any, values: Any) -> None:
 
 
 @parallel
-def maxk(X: Any, infinity: Any, shape: Any, S: Any, pieces: Any) -> None:
+def maxk(X: Array, infinity: Any, shape: Any, S: Any, pieces: Int) -> None:
     """Choose by bits: ``X`` is (flat, row stride), ``S`` (columns, values), ``infinity`` bits."""
     bits, stride = X
     n_rows, feat = shape

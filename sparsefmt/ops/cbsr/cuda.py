@@ -127,15 +127,15 @@ def _load(kernel: str, types: tuple[str, ...], constants: tuple[int, ...] = ()) 
 
 
 @launcher(sizes=lambda S: S.n_rows, in_place=("x",))
-def maxk(S: Structure, m: Memory, x: Any, k: int) -> Prepared:
+def maxk(S: Structure, m: Memory, x: Array, k: int) -> Prepared:
     """Prepare columns and values of the ``k`` largest of each row, of at most ``MAX_FEAT``."""
     n_rows, feat, dtype = S.n_rows, x.shape[1], m.dtype(x)
     columns, size = column_name(feat), ITEMSIZE[dtype]
-    lanes, held = team = next(team for team in TEAMS if team[0] * team[1] >= feat)
+    lanes, width = team = next(team for team in TEAMS if team[0] * team[1] >= feat)
     nbytes, threads = row_bytes(m.row_stride(x), dtype), max(lanes, THREADS)
     aligned = (m.pointer(x) | nbytes | feat * size) % 16 == 0
     few = k <= 2 * min(lanes, -(-feat // _GROUP))
-    kernel = _load("maxk_rows", (dtype, column_name(lanes * held)), team)
+    kernel = _load("maxk_rows", (dtype, column_name(lanes * width)), team)
     launches = []
     for begin in range(0, n_rows, _MOST_ROWS):
         rows = min(n_rows - begin, _MOST_ROWS)
@@ -162,13 +162,13 @@ def column_name(feat: int) -> str:
     return column_dtype(feat).name
 
 
-def maxk_too_wide(_: None, x: Any, *__: Any, **___: Any) -> list[str]:
+def maxk_too_wide(_: None, x: Array, *__: Any, **___: Any) -> list[str]:
     """Rows that no team of threads holds."""
     feat = x.shape[1]
     return [f"a team of threads holds {MAX_FEAT} features, not {feat}"] if feat > MAX_FEAT else []
 
 
-def maxk_by_sorting(_: None, x: Any, k: int) -> tuple[Any, Any]:
+def maxk_by_sorting(_: None, x: Array, k: int) -> tuple[Any, Any]:
     """As ``maxk``, for rows of any width: by a stable sort."""
     m, shape = memory_of(x), (x.shape[0], k)
     x, dtype = m.contiguous(x), m.dtype(x)
@@ -181,7 +181,7 @@ def maxk_by_sorting(_: None, x: Any, k: int) -> tuple[Any, Any]:
     return columns, data
 
 
-def _bits(m: Memory, a: Any) -> Array:
+def _bits(m: Memory, a: Array) -> Array:
     """Return the integers that hold the values of a contiguous array, as a CuPy array."""
     name = f"int{8 * a.itemsize}"
     return a.view(name) if is_cupy(a) else view(m.pointer(a), tuple(a.shape), name)
@@ -202,7 +202,7 @@ def columns_by_sorting(bits: Array, infinity: int, k: int) -> Array:
 
 
 @launcher(sizes=lambda S: S.n_rows, in_place=())
-def cbsr_to_dense(S: Structure, m: Memory, columns: Any, data: Any, feat: int) -> Prepared:
+def cbsr_to_dense(S: Structure, m: Memory, columns: Array, data: Array, feat: int) -> Prepared:
     """Prepare ``out[i, columns[i, t]] = data[i, t]``, and 0 elsewhere."""
     dtype, k = m.dtype(data), data.shape[1]
     results, size = (Result((feat,), dtype),), ITEMSIZE[dtype]
@@ -216,8 +216,8 @@ def cbsr_to_dense(S: Structure, m: Memory, columns: Any, data: Any, feat: int) -
 
 @launcher(sizes=lambda S: S.n_rows, in_place=("x",))
 def dense_to_cbsr(
-    S: Structure, m: Memory, x: Any, columns: Any,
-    *, out: Any = None, first: int = 0, width: int = 2**31 - 1,
+    S: Structure, m: Memory, x: Array, columns: Array,
+    *, out: Array | None = None, first: int = 0, width: int = 2**31 - 1,
 ) -> Prepared:  # fmt: skip
     """Prepare ``out[i, t] = x[i, columns[i, t] - first]``, where x has that column of ``width``."""
     dtype, k = m.dtype(x), columns.shape[1]
@@ -235,8 +235,9 @@ def dense_to_cbsr(
 
 @launcher(in_place=())
 def spgemm(
-    S: Structure, m: Memory, columns: Any, data: Any, feat: int, values: Any = None,
-    row_scale: Any = None, col_scale: Any = None, reduce: str = "sum", *, out: Any = None,
+    S: Structure, m: Memory, columns: Array, data: Array, feat: int, values: Array | None = None,
+    row_scale: Array | None = None, col_scale: Array | None = None, reduce: str = "sum", *,
+    out: Array | None = None,
 ) -> Prepared:  # fmt: skip
     """Prepare ``out = diag(r) A diag(c) S``, divided by a row's number of entries for a mean."""
     dtype, index_bytes, k = m.dtype(data), columns.itemsize, columns.shape[1]
@@ -297,8 +298,8 @@ def _log_window(feat: int, variant: Variant, size: int) -> int:
 
 @launcher(in_place=("x",))
 def sddmm_cbsr(
-    S: Structure, m: Memory, x: Any, columns: Any, data: Any, row_scale: Any = None,
-    col_scale: Any = None, *, out: Any = None,
+    S: Structure, m: Memory, x: Array, columns: Array, data: Array, row_scale: Array | None = None,
+    col_scale: Array | None = None, *, out: Array | None = None,
 ) -> Prepared:  # fmt: skip
     """Prepare ``out[e] = r[i] c[j] sum_t x[i, columns[j, t]] data[j, t]``."""
     dtype, feat, k = m.dtype(x), x.shape[1], columns.shape[1]

@@ -1,6 +1,6 @@
 """Launch ``sspmm``: by windows of rows on chip, with atomics, or by panels, deterministic."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -12,9 +12,9 @@ from ...formats.arrays import VALUE_DTYPES, Array, finish, import_cupy
 from ...formats.compressed import CSR
 from ...reorder import Order
 from ..engine import jit
-from ..engine.jit import ITEMSIZE, Launch, capturing, fill
+from ..engine.jit import ITEMSIZE, Launch, capturing, filling
 from ..engine.memory import memory_of
-from ..engine.structure import Structure, csr_of, csr_over, structure_of
+from ..engine.structure import Structure, built_at, csr_of, csr_over, structure_of
 from ..matmul import cuda as matmul_cuda
 from ..matmul.cuda import DENSE_ROWS, NARROW, rounded
 from .cuda import ALIGNED, COLUMNS, dense_to_cbsr
@@ -91,10 +91,10 @@ def window_sizes(
     ``size`` is that of a feature; ``ordered``: rows come in an order of the caller's.
     """
     n_rows, n_cols = shape
+    if not _fits(feat, size, chip):
+        return None
     wide, few = max(size, 4), PART_ENTRIES_ORDERED if ordered else PART_ENTRIES
     row = feat * size + wide  # with its factor
-    if row + wide > chip.of_block or not feat:
-        return None
     tall = nnz >= max(MANY_ENTRIES, DENSE_ROWS * n_rows)
     most = min(TALL_BYTES if tall else LOW_BYTES, chip.of_block - wide) // row
     height = 1 << min(max(most, 1), MOST_ROWS).bit_length() - 1  # few heights, so few windows
@@ -104,49 +104,40 @@ def window_sizes(
     return WindowSizes(height, parts, TALL_PIECE if tall else LOW_PIECE)
 
 
+def _fits(feat: int, size: int, chip: Chip) -> bool:
+    """Return True if a row of features of that size, its factor and one more fit on chip."""
+    return 0 < feat and feat * size + 2 * max(size, 4) <= chip.of_block
+
+
 def threads_of_block(on_chip: int, chip: Chip) -> int:
     """Return the share of a block; each block takes 1 KiB more than it asks for."""
     blocks = max(chip.of_multiprocessor // (on_chip + 1024), 1)
     return int(max(1 << (THREADS // blocks).bit_length() - 1, 128))
 
 
-def _order_of(A: CSR, given: CSR | Structure, order: Order | None) -> Order | None:
-    """Return the order that was given; of tensors, which give a structure, the graph's."""
-    return prepared_order(A) if order is None and isinstance(given, Structure) else order
-
-
-def _sizes_of(
-    A: CSR, columns: Any, grad: Any, order: Order | None, *, narrow: bool
-) -> WindowSizes | None:
-    m, (feat, k) = memory_of(grad), (grad.shape[1], columns.shape[1])
-    sizes = A.shape, A.nnz, ITEMSIZE[NARROW if narrow else m.dtype(grad)], feat, k
-    return window_sizes(*sizes, chip(m.device(grad)), ordered=order is not None)
-
-
 # By windows
 
 
 def no_windows(
-    A: CSR | Structure, columns: Any, grad: Any, *_: Any, deterministic: bool = False,
+    A: CSR | Structure, columns: Array, grad: Array, *_: Any, deterministic: bool = False,
     order: Order | None = None, narrow: bool = False, **__: Any,
 ) -> list[str]:  # fmt: skip
-    """Reasons against windows: a fixed order of sums, or rows that do not fit on chip."""
-    on_gpu = type(grad) is not np.ndarray
-    reasons = []
-    if deterministic or (on_gpu and memory_of(grad).deterministic()):
-        reasons.append("deterministic is asked for")
-    if on_gpu:
-        own = csr_of(A)
-        if own is None:
-            reasons.append("nobody keeps windows of this structure")
-        elif _sizes_of(own, columns, grad, _order_of(own, A, order), narrow=narrow) is None:
-            reasons.append(f"a row of {grad.shape[1]} features does not fit on chip")
+    """List the reasons against windows: a fixed order of sums, or rows that do not fit on chip."""
+    if type(grad) is np.ndarray:
+        return ["deterministic is asked for"] if deterministic else []
+    m, feat = memory_of(grad), grad.shape[1]
+    reasons = ["deterministic is asked for"] if deterministic or m.deterministic() else []
+    if type(A) is Structure and built_at(A) is None:
+        reasons.append("nobody keeps windows of this structure")
+    elif not _fits(feat, ITEMSIZE[NARROW if narrow else m.dtype(grad)], chip(m.device(grad))):
+        reasons.append(f"a row of {feat} features does not fit on chip")
     return reasons
 
 
 def sspmm_windows(
-    A: CSR | Structure, columns: Any, grad: Any, values: Any = None, row_scale: Any = None,
-    col_scale: Any = None, *, order: Order | None = None, narrow: bool = False, **_: Any,
+    A: CSR | Structure, columns: Array, grad: Array, values: Array | None = None,
+    row_scale: Array | None = None, col_scale: Array | None = None, *, order: Order | None = None,
+    narrow: bool = False, **_: Any,
 ) -> Any:  # fmt: skip
     """Compute ``out[j, t] = sum_i (diag(r) A diag(c))[i, j] grad[i, columns[j, t]]``, by atomics.
 
@@ -154,10 +145,13 @@ def sspmm_windows(
     """
     m, own = memory_of(grad), csr_of(A)
     assert own is not None  # as no_windows found
-    order = _order_of(own, A, order)
-    sizes = _sizes_of(own, columns, grad, order, narrow=narrow)
-    assert sizes is not None
+    if order is None and type(A) is Structure:  # of tensors, which take the graph's
+        order = prepared_order(own)
     dtype, (n_cols, k), feat = m.dtype(grad), columns.shape, grad.shape[1]
+    gathered = NARROW if narrow else dtype
+    shape = own.shape, A.nnz, ITEMSIZE[gathered], feat, k
+    sizes = window_sizes(*shape, chip(m.device(grad)), ordered=order is not None)
+    assert sizes is not None
     stream = m.stream(grad)
     W = windows_of(own, sizes, order, stream=stream)
     out = m.empty((n_cols, k), dtype, grad)
@@ -167,18 +161,17 @@ def sspmm_windows(
     if narrow:
         grad = rounded(grad)
     row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
-    apart = ITEMSIZE[dtype] == 2
-    sums = m.empty((n_cols, k), "float32", grad) if apart else out
+    in_float32 = ITEMSIZE[dtype] == 2
+    sums = m.empty((n_cols, k), "float32", grad) if in_float32 else out
     *factors, places, rows, adds = m.pointers(values, col_scale, row_scale, columns, grad, sums)
     with m.on_device(grad):
         total = n_cols * k
-        fill(adds, total * max(ITEMSIZE[dtype], 4), 0, stream)
-        if own.nnz:
-            held = NARROW if narrow else dtype
-            case = dtype, held, columns.itemsize, k, feat, m.row_stride(grad)
-            launch = W.once(_outer_product, *case, rows % 16, places % 16, adds % 16)
+        case = total, dtype, gathered, columns.itemsize, k, feat, m.row_stride(grad)
+        zero, launch = W.once(_outer_product, *case, rows % 16, places % 16, adds % 16)
+        zero(stream, adds)
+        if launch is not None:
             launch(stream, *factors, places, rows, adds)
-        if apart:
+        if in_float32:
             blocks = jit.warps_to_blocks(-(-total // jit.WARP))
             kernel = jit.load(_FILE, "narrowed", "2Pq", (dtype,))
             kernel(blocks, (adds, m.pointer(out), total), stream=stream)
@@ -186,27 +179,34 @@ def sspmm_windows(
 
 
 def _outer_product(
-    W: Windows, dtype: str, held: str, index_bytes: int, k: int, feat: int, stride: int,
-    rows: int, places: int, sums: int,
-) -> Launch:  # fmt: skip
-    """Decide the launch over windows; the last three are the lowest bits of addresses."""
-    size, device = ITEMSIZE[held], chip(jit.current_device())
+    W: Windows, total: int, dtype: str, gathered: str, index_bytes: int, k: int, feat: int,
+    stride: int, rows: int, places: int, sums: int,
+) -> tuple[Callable[[int, int], None], Launch | None]:  # fmt: skip
+    """Decide the launches over windows; the last three are the lowest bits of addresses.
+
+    The first sets ``total`` sums to 0; there is no second one without entries.
+    """
+    zero = filling(total * max(ITEMSIZE[dtype], 4))
+    if not len(W.perm):
+        return zero, None
+    size, device = ITEMSIZE[gathered], chip(jit.current_device())
     wide = max(size, 4)
     lanes, each = _lanes(dtype, index_bytes, k, sums, places)
     on_chip = -(-W.height * feat * size // wide) * wide + W.height * wide
     aligned = (rows | stride * size | feat * size) % 16 == 0
     n_rows = len(W.order)
-    types = dtype, W.index_dtype, COLUMNS[index_bytes], held
+    types = dtype, W.index_dtype, COLUMNS[index_bytes], gathered
     layout, shared = "10P4q5i", device.of_block
     kernel = jit.load(_FILE, "sspmm_csr_windows", layout, types, (lanes, each), shared=shared)
     sizes = stride, n_rows, -(-n_rows // W.height), W.part_size, W.n_pieces
-    return kernel.ready(
+    launch = kernel.ready(
         W.n_pieces * -(-k // (lanes * each)),
         W.pointers,
         (*sizes, W.height, k, feat, ALIGNED * aligned),
         threads=threads_of_block(on_chip, device),
         shared=on_chip,
     )
+    return zero, launch
 
 
 def _lanes(dtype: str, index_bytes: int, k: int, sums: int, columns: int) -> tuple[int, int]:
@@ -223,12 +223,12 @@ def _lanes(dtype: str, index_bytes: int, k: int, sums: int, columns: int) -> tup
 
 def sspmm(
     T: CSR | Structure,
-    columns: Any,
-    grad: Any,
-    values: Any,
-    perm: Any,
-    row_scale: Any = None,
-    col_scale: Any = None,
+    columns: Array,
+    grad: Array,
+    values: Array,
+    perm: Array,
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
     *,
     narrow: bool = False,
 ) -> Any:
@@ -248,9 +248,9 @@ def sspmm(
 
 
 def sspmm_panels(
-    A: CSR | Structure, columns: Any, grad: Any, values: Any = None, row_scale: Any = None,
-    col_scale: Any = None, *, transposed: CSR | None = None, perm: Array | None = None,
-    narrow: bool = False, **_: Any,
+    A: CSR | Structure, columns: Array, grad: Array, values: Array | None = None,
+    row_scale: Array | None = None, col_scale: Array | None = None, *,
+    transposed: CSR | None = None, perm: Array | None = None, narrow: bool = False, **_: Any,
 ) -> Any:  # fmt: skip
     """Compute ``sspmm`` with the transpose that is given, or made for this call."""
     given, scales = (columns, grad, values), (row_scale, col_scale)

@@ -13,7 +13,12 @@ from ..matmul.oracle import degrees, error_bound, factors, magnitudes, precision
 
 
 def spgemm_oracle(
-    A: Format, S: CBSR, *, reduce: str = "sum", row_scale: Any = None, col_scale: Any = None
+    A: Format,
+    S: CBSR,
+    *,
+    reduce: str = "sum",
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
 ) -> Array:
     """Compute ``A @ S`` for row-balanced ``S`` in float64, one stored entry of ``A`` after another.
 
@@ -47,8 +52,8 @@ def spgemm_bound(
     S: CBSR,
     *,
     reduce: str = "sum",
-    row_scale: Any = None,
-    col_scale: Any = None,
+    row_scale: Array | None = None,
+    col_scale: Array | None = None,
     factor: float = 2.0,
 ) -> Array:
     """Bound how far ``A @ S``, computed in the dtype of ``S``, may lie from the oracle.
@@ -77,7 +82,7 @@ def sspmm_bound(A: Format, dY: Array, S: CBSR, **options: Any) -> Array:
 
 def _at_places(
     product: Callable[..., Array], A: Any, dY: Array, S: CBSR, *, reduce: str = "sum",
-    row_scale: Any = None, col_scale: Any = None,
+    row_scale: Array | None = None, col_scale: Array | None = None,
 ) -> Array:  # fmt: skip
     """Take ``product`` of ``diag(c) A.T diag(r) dY`` where ``S`` stores."""
     r = factors(row_scale, A.n_rows)

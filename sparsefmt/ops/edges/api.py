@@ -11,6 +11,7 @@ from ..engine.bind import bind, structure
 from ..engine.bind import precision as check_precision
 from ..engine.call import call, convert_to_csr
 from ..engine.small import by_entries
+from ..engine.structure import Sizes
 from ..engine.table import PRECISION, SCALES, Arg, Kernel, Op, Price, csr_kernels
 from ..tiles import kernels as tiles_kernels
 from ..tiles.costs import COSTS, Costs
@@ -168,22 +169,22 @@ def edge_softmax_backward(
 # The rows of the table
 
 
-def _one_per_entry(S: Any, X: Any, *_: Any) -> tuple[Any, ...]:
+def _one_per_entry(S: Sizes, X: Array, *_: Any) -> tuple[Any, ...]:
     return (((S.nnz, *X.shape[1:-1]), X),)
 
 
-def _like_scores(S: Any, scores: Any, *_: Any) -> tuple[Any, ...]:
+def _like_scores(S: Sizes, scores: Array, *_: Any) -> tuple[Any, ...]:
     return ((scores.shape, scores),)
 
 
-def _price_of_products(S: Any, X: Any, *_: Any) -> Price:
+def _price_of_products(S: Sizes, X: Array, *_: Any) -> Price:
     """Price it: every entry reads a row of Y; rows of X are read once."""
     row = prod(X.shape[1:])
     values = (S.nnz + S.n_rows) * row
     return Price(values * X.itemsize + S.nnz * (4 + X.itemsize), 2 * S.nnz * row)
 
 
-def _price_of_softmax(S: Any, scores: Any, *_: Any) -> Price:
+def _price_of_softmax(S: Sizes, scores: Array, *_: Any) -> Price:
     heads = scores.shape[1] if len(scores.shape) == 2 else 1
     return Price(2 * S.nnz * heads * scores.itemsize + 8 * S.n_rows, 5 * S.nnz * heads)
 

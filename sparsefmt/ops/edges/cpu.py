@@ -23,14 +23,14 @@ from ..engine.lanes import (
     where,
     width_of,
 )
-from ..engine.loops import AHEAD, NARROW, dot, inlined, parallel, rows_of, writing
+from ..engine.loops import AHEAD, NARROW, Int, dot, inlined, parallel, rows_of, writing
 from ..engine.small import factors_at_entries, flat, packed, wide
 
 
 @parallel
 def products_at_entries(
-    indptr: Any, indices: Any, X: Any, ldx: Any, Y: Any, ldy: Any, heads: Any, out: Any,
-    feat: Any, pieces: Any,
+    indptr: Array, indices: Array, X: Array, ldx: Int, Y: Array, ldy: Int, heads: Int, out: Array,
+    feat: Int, pieces: Int,
 ) -> None:  # fmt: skip
     """Compute ``out[e, h] = <X[i, h], Y[j, h]>``; flat arrays and their row strides."""
     last, line = len(indices) - 1, width_of(lanes(Y, NARROW, 0))
@@ -47,7 +47,7 @@ def products_at_entries(
 
 
 @inlined
-def _softmax_one(scores: Any, out: Any, start: Any, stop: Any) -> None:
+def _softmax_one(scores: Array, out: Array, start: Int, stop: Int) -> None:
     """Compute the softmax of one head: lanes are entries."""
     zero, low = lanes(scores, NARROW, 0), lanes(scores, NARROW, -np.inf)
     step, top, sums = width_of(zero), low, zero
@@ -69,7 +69,7 @@ def _softmax_one(scores: Any, out: Any, start: Any, stop: Any) -> None:
 
 
 @inlined
-def _softmax_heads(scores: Any, out: Any, start: Any, stop: Any, h: Any, heads: Any) -> None:
+def _softmax_heads(scores: Array, out: Array, start: Int, stop: Int, h: Int, heads: Int) -> None:
     """Compute the softmax of several heads: lanes are heads."""
     zero, low = lanes(scores, NARROW, 0), lanes(scores, NARROW, -np.inf)
     count, top, sums = min(width_of(zero), heads - h), low, zero
@@ -86,7 +86,7 @@ def _softmax_heads(scores: Any, out: Any, start: Any, stop: Any, h: Any, heads: 
 
 
 @parallel
-def softmax_of_rows(indptr: Any, scores: Any, heads: Any, out: Any, pieces: Any) -> None:
+def softmax_of_rows(indptr: Array, scores: Array, heads: Int, out: Array, pieces: Int) -> None:
     """Softmax of each row's scores, head by head."""
     step = width_of(lanes(scores, NARROW, 0))
     for piece in numba.prange(pieces):
@@ -101,7 +101,7 @@ def softmax_of_rows(indptr: Any, scores: Any, heads: Any, out: Any, pieces: Any)
 
 
 @inlined
-def _backward_one(p: Any, grad: Any, out: Any, start: Any, stop: Any) -> None:
+def _backward_one(p: Array, grad: Array, out: Array, start: Int, stop: Int) -> None:
     zero = lanes(p, NARROW, 0)
     step, sums = width_of(zero), zero
     for e in range(start, stop, step):
@@ -115,7 +115,9 @@ def _backward_one(p: Any, grad: Any, out: Any, start: Any, stop: Any) -> None:
 
 
 @inlined
-def _backward_heads(p: Any, grad: Any, out: Any, start: Any, stop: Any, h: Any, heads: Any) -> None:
+def _backward_heads(
+    p: Array, grad: Array, out: Array, start: Int, stop: Int, h: Int, heads: Int
+) -> None:
     zero = lanes(p, NARROW, 0)
     count, sums = min(width_of(zero), heads - h), zero
     for e in range(start, stop):
@@ -129,7 +131,7 @@ def _backward_heads(p: Any, grad: Any, out: Any, start: Any, stop: Any, h: Any, 
 
 @parallel
 def softmax_gradient_of_rows(
-    indptr: Any, p: Any, grad: Any, heads: Any, out: Any, pieces: Any
+    indptr: Array, p: Array, grad: Array, heads: Int, out: Array, pieces: Int
 ) -> None:
     """Compute ``p (grad - sum of p grad)``, row by row and head by head."""
     step = width_of(lanes(p, NARROW, 0))

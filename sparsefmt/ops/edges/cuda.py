@@ -5,7 +5,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from ...formats.arrays import VALUE_DTYPES
+from ...formats.arrays import VALUE_DTYPES, Array
 from ...formats.chunks import LONG_ROW
 from ...formats.compressed import CSR
 from ..engine import jit
@@ -69,8 +69,9 @@ def instantiations() -> Iterator[tuple[str, str]]:
 
 @launcher(in_place=("x", "y"))
 def sddmm(
-    S: Structure, m: Memory, x: Any, y: Any, row_scale: Any = None, col_scale: Any = None,
-    *, out: Any = None, perm: Any = None, **_: Any,
+    S: Structure, m: Memory, x: Array, y: Array, row_scale: Array | None = None,
+    col_scale: Array | None = None, *, out: Array | None = None, perm: Array | None = None,
+    **_: Any,
 ) -> Prepared:  # fmt: skip
     """Prepare ``out[e, h] = r[i] c[j] <x_i, y_j>`` over the features of head h, heads side by side.
 
@@ -121,14 +122,14 @@ def _exact(A: CSR | Structure, *_: Any, **__: Any) -> Structure:
 
 
 @launcher(in_place=(), structure=_exact)
-def edge_softmax(S: Structure, m: Memory, scores: Any, *, out: Any = None) -> Prepared:
+def edge_softmax(S: Structure, m: Memory, scores: Array, *, out: Array | None = None) -> Prepared:
     """Prepare a softmax over the entries of each row, for each head."""
     return _softmax(S, m.dtype(scores), scores.shape[1:], ("scores", ""), backward=False)
 
 
 @launcher(in_place=(), structure=_exact)
 def edge_softmax_backward(
-    S: Structure, m: Memory, probabilities: Any, grad: Any, *, out: Any = None
+    S: Structure, m: Memory, probabilities: Array, grad: Array, *, out: Array | None = None
 ) -> Prepared:
     """Prepare ``p (g - sum of p g)`` over the entries of each row, for each head."""
     arrays = "probabilities", "grad"

@@ -14,7 +14,7 @@ from ..engine.small import factors_at_entries, wide
 _PART = 1 << 19
 
 
-def refuses_products(A: Any, X: Array, *_: Any, **__: Any) -> list[str]:
+def refuses_products(A: CSR, X: Array, *_: Any, **__: Any) -> list[str]:
     """List the reasons against small dot products."""
     return small.reasons_against(A.nnz * prod(X.shape[1:]))
 

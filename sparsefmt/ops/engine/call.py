@@ -141,8 +141,8 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
     S: Any = None
     prepared: Any = None
     if row.sizes is not None and (type(A) is Structure or _is_on_gpu(A, args)):
-        given = args if row.structures < 2 else args[2:]  # behind the transpose and its numbers
-        x = given[0]
+        inputs = args if row.structures < 2 else args[2:]  # behind the transpose and its numbers
+        x = inputs[0]
         if A is None:
             S = rows_alone(x.shape[0])
         elif row.structure is not None:
@@ -150,8 +150,8 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
         else:
             S = A if type(A) is Structure else structure_of(A)
         m = memories.get(type(x)) or memory_of(x)
-        away, case, addresses, stream = m.case((*given, *options.values()))
-        if away:
+        elsewhere, case, addresses, stream = m.case((*inputs, *options.values()))
+        if elsewhere:
             with m.on_device(x):
                 return call(row, A, *args, **options)
         if options:
@@ -178,7 +178,7 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
                 raise
             except MemoryError as error:
                 raise out_of_memory(f"{row.title} by {kernel.name}", error) from error
-        prepared = decided[case] = _prepare(kernel.run, S, m, given, options)
+        prepared = decided[case] = _prepare(kernel.run, S, m, inputs, options)
     if type(prepared) is not Prepared:
         return prepared(S, *args, **options)
     values = [0, S.indptr, S.indices, S.start, S.slot, S.cut, S.long, S.nnz]
@@ -243,7 +243,7 @@ def _prepare(
     of_results = ("out", *(f"out_{number}" for number in range(1, len(results))))[: len(results)]
     places = {name: place for place, name in enumerate(_OF_STRUCTURE)}
     first = len(places)
-    # A result that is not given has no address among the options.
+    # The name of a new result stands for it, not for the ``out`` among the options.
     for place, name in enumerate((*of_results, *of_workspace, *names), first):
         if name not in places:
             places[name] = place

@@ -239,14 +239,14 @@ def load(
     ``shared`` is the most dynamic shared memory that a launch may take, where it is over 48 KiB.
     """
     device = current_device()
-    found = _loaded.get((device, file, kernel, dtypes, constants, shared))
-    if found is None:
+    result = _loaded.get((device, file, kernel, dtypes, constants, shared))
+    if result is None:
         name = expression(kernel, dtypes, constants)
         with _lock:
             module, function = _compiled.get((device, file, name)) or _compile(device, file, name)
             if shared:
                 _allow_shared(function, shared, name)
-            found = Kernel(
+            result = Kernel(
                 name,
                 module,
                 ctypes.c_void_p.from_param(function),
@@ -254,8 +254,8 @@ def load(
                 struct.calcsize(layout),
                 _driver(),
             )
-            _loaded[device, file, kernel, dtypes, constants, shared] = found
-    return found
+            _loaded[device, file, kernel, dtypes, constants, shared] = result
+    return result
 
 
 def _allow_shared(function: int, size: int, name: str) -> None:
@@ -299,8 +299,8 @@ def _compile(device: int, file: str, name: str) -> tuple[Any, int]:
     tell()
     try:
         module = cupy.RawModule(code=source(file), options=OPTIONS, name_expressions=[name])
-        found = module, int(module.get_function(name).kernel.ptr)
-        return _compiled.setdefault((device, file, name), found)
+        function = int(module.get_function(name).kernel.ptr)
+        return _compiled.setdefault((device, file, name), (module, function))
     except cupy.cuda.compiler.CompileException as error:
         raise KernelLaunchError(f"{file}: {name} does not compile:\n{error}") from error
     except cupy.cuda.driver.CUDADriverError as error:
@@ -352,12 +352,12 @@ def stream() -> int:
 
 def row_bytes(stride: int, dtype: str) -> int:
     """Count the bytes from one row to the next."""
-    found = stride * ITEMSIZE[dtype]
-    if found >= 2**32:
+    nbytes = stride * ITEMSIZE[dtype]
+    if nbytes >= 2**32:
         raise UnsupportedError(
-            f"rows of features lie {found} bytes apart: kernels count to 2**32, cut the features."
+            f"rows of features lie {nbytes} bytes apart: kernels count to 2**32, cut the features."
         )
-    return found
+    return nbytes
 
 
 def fill(pointer: int, size: int, byte: int, stream: int) -> None:

@@ -8,12 +8,19 @@ numba's cache looks at the file of a compiled loop only: after a change here, to
 """
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic, models, register_model
+
+# What numba and llvmlite hand to those who build code; neither has types of its own.
+Context: TypeAlias = Any  #: of types, or of the code for a processor
+Signature: TypeAlias = Any
+Kind: TypeAlias = Any  #: a type of values
+Builder: TypeAlias = ir.IRBuilder
+Values: TypeAlias = Sequence[ir.Value]
 
 _CACHE_LINE = 64
 
@@ -28,7 +35,7 @@ class Lanes(types.Type):
 
 @register_model(Lanes)
 class _LanesModel(models.PrimitiveModel):
-    def __init__(self, manager: Any, lanes: Lanes) -> None:
+    def __init__(self, manager: Context, lanes: Lanes) -> None:
         scalar = manager.lookup(lanes.scalar).get_value_type()
         super().__init__(manager, lanes, ir.VectorType(scalar, lanes.width))  # type: ignore[no-untyped-call]
 
@@ -39,11 +46,11 @@ def operation(function: Callable[..., Any]) -> Any:
 
 
 @operation
-def lanes(typing: Any, array: Any, nbytes: Any, value: Any) -> Any:
+def lanes(typing: Context, array: Kind, nbytes: Kind, value: Kind) -> Any:
     """Return ``value`` in each of as many lanes of the array's dtype as ``nbytes`` hold."""
     kind = Lanes(array.dtype, nbytes.literal_value // (array.dtype.bitwidth // 8))
 
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
         scalar = context.cast(builder, args[2], signature.args[2], array.dtype)
         return splat(builder, scalar, kind.width)
 
@@ -51,11 +58,11 @@ def lanes(typing: Any, array: Any, nbytes: Any, value: Any) -> Any:
 
 
 @operation
-def lanes_beside(typing: Any, run: Any, array: Any, value: Any) -> Any:
+def lanes_beside(typing: Context, run: Kind, array: Kind, value: Kind) -> Any:
     """Return ``value`` of the array's dtype in each of as many lanes as ``run`` has."""
     kind = Lanes(array.dtype, run.width)
 
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
         scalar = context.cast(builder, args[2], signature.args[2], array.dtype)
         return splat(builder, scalar, kind.width)
 
@@ -63,24 +70,24 @@ def lanes_beside(typing: Any, run: Any, array: Any, value: Any) -> Any:
 
 
 @operation
-def width_of(typing: Any, run: Any) -> Any:
+def width_of(typing: Context, run: Kind) -> Any:
     """Return the number of lanes."""
 
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
         return ir.Constant(ir.IntType(64), run.width)
 
     return types.int64(run), build
 
 
 @operation
-def load(typing: Any, run: Any, array: Any, at: Any, count: Any) -> Any:
+def load(typing: Context, run: Kind, array: Kind, at: Kind, count: Kind) -> Any:
     """Return ``array[at], array[at + 1], ...`` in the first ``count`` lanes, at any alignment.
 
     The others keep what ``run``, of the same dtype, has there; their memory is not read.
     """
     kind = Lanes(array.dtype, run.width)
 
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
         address = _address(context, builder, signature, args, kind)
         vector = context.get_value_type(kind)
         mask = _below(builder, args[3], kind.width)
@@ -95,11 +102,11 @@ def load(typing: Any, run: Any, array: Any, at: Any, count: Any) -> Any:
 
 
 @operation
-def store(typing: Any, run: Any, array: Any, at: Any, count: Any) -> Any:
+def store(typing: Context, run: Kind, array: Kind, at: Kind, count: Kind) -> Any:
     """Return ``array[at + k] = run[k]`` for the first ``count`` lanes."""
     kind = Lanes(array.dtype, run.width)
 
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
         address = _address(context, builder, signature, args, kind)
         mask = _below(builder, args[3], kind.width)
         function = _llvm(
@@ -114,12 +121,12 @@ def store(typing: Any, run: Any, array: Any, at: Any, count: Any) -> Any:
 
 
 @operation
-def prefetch(typing: Any, run: Any, array: Any, at: Any) -> Any:
+def prefetch(typing: Context, run: Kind, array: Kind, at: Kind) -> Any:
     """Ask for the cache lines that ``load(run, array, at)`` will read."""
     kind = Lanes(array.dtype, run.width)
     itemsize = array.dtype.bitwidth // 8
 
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
         for first in range(0, run.width, _CACHE_LINE // itemsize):
             place = builder.add(args[2], ir.Constant(args[2].type, first))
             address = _address(context, builder, signature, (*args[:2], place), kind)
@@ -134,10 +141,10 @@ def prefetch(typing: Any, run: Any, array: Any, at: Any) -> Any:
 
 
 @operation
-def add_product(typing: Any, sums: Any, factor: Any, run: Any) -> Any:
+def add_product(typing: Context, sums: Kind, factor: Kind, run: Kind) -> Any:
     """``sums + factor * run``, fused where the processor can; the factor is lanes or one value."""
 
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
         vector, factors = args[0].type, _as_lanes(context, builder, args[1], factor, sums)
         function = _llvm(builder, "fmuladd", (vector,), vector, (vector,) * 3)
         return builder.call(function, (factors, args[2], args[0]))
@@ -146,10 +153,10 @@ def add_product(typing: Any, sums: Any, factor: Any, run: Any) -> Any:
 
 
 @operation
-def total(typing: Any, run: Any) -> Any:
+def total(typing: Context, run: Kind) -> Any:
     """Return the sum of all lanes."""
 
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
         scalar = args[0].type.element
         function = _llvm(builder, "vector.reduce.fadd", args[:1], scalar, (scalar, args[0].type))
         zero = ir.Constant(scalar, 0.0)
@@ -159,10 +166,10 @@ def total(typing: Any, run: Any) -> Any:
 
 
 @operation
-def largest(typing: Any, run: Any) -> Any:
+def largest(typing: Context, run: Kind) -> Any:
     """Return the largest of all lanes; NaN only where there is nothing else."""
 
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
         scalar = args[0].type.element
         function = _llvm(builder, "vector.reduce.fmax", args, scalar, (args[0].type,))
         return builder.call(function, args)
@@ -171,31 +178,31 @@ def largest(typing: Any, run: Any) -> Any:
 
 
 @operation
-def product(typing: Any, run: Any, factor: Any) -> Any:
+def product(typing: Context, run: Kind, factor: Kind) -> Any:
     """Return ``run * factor``; the factor is lanes or one value."""
 
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
         return builder.fmul(args[0], _as_lanes(context, builder, args[1], factor, run))
 
     return run(run, factor), build
 
 
 @operation
-def divided(typing: Any, run: Any, divisor: Any) -> Any:
+def divided(typing: Context, run: Kind, divisor: Kind) -> Any:
     """Return ``run / divisor``; the divisor is lanes or one value."""
 
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
         return builder.fdiv(args[0], _as_lanes(context, builder, args[1], divisor, run))
 
     return run(run, divisor), build
 
 
 @operation
-def beats(typing: Any, run: Any, best: Any) -> Any:
+def beats(typing: Context, run: Kind, best: Kind) -> Any:
     """In which lanes ``run`` is larger than ``best``; NaN beats numbers and is not beaten."""
     kind = Lanes(types.boolean, run.width)
 
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
         larger = builder.fcmp_unordered(">", args[0], args[1])
         return builder.and_(larger, builder.fcmp_ordered("ord", args[1], args[1]))
 
@@ -203,34 +210,34 @@ def beats(typing: Any, run: Any, best: Any) -> Any:
 
 
 @operation
-def equals(typing: Any, run: Any, value: Any) -> Any:
+def equals(typing: Context, run: Kind, value: Kind) -> Any:
     """In which lanes of integers ``run`` is ``value``."""
     kind = Lanes(types.boolean, run.width)
 
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
         return builder.icmp_signed("==", args[0], _as_lanes(context, builder, args[1], value, run))
 
     return kind(run, value), build
 
 
 @operation
-def where(typing: Any, mask: Any, run: Any, other: Any) -> Any:
+def where(typing: Context, mask: Kind, run: Kind, other: Kind) -> Any:
     """Return ``run`` in the lanes of the mask, ``other`` elsewhere."""
 
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
         return builder.select(*args)
 
     return other(mask, run, other), build
 
 
 @operation
-def exp(typing: Any, run: Any) -> Any:
+def exp(typing: Context, run: Kind) -> Any:
     """``e^x`` for ``x <= 0``, within 2 units in the last place; 0 where it would be subnormal.
 
     ``x = n ln 2 + r``, so that ``e^x = 2^n e^r`` with ``|r| <= ln 2 / 2`` and a Taylor series.
     """
 
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
         return _exp(builder, args[0], *_EXP[run.scalar.bitwidth])
 
     return run(run), build
@@ -242,7 +249,7 @@ _EXP = {32: (23, 127, -87.33, 8), 64: (52, 1023, -708.39, 14)}
 _LN2 = 0.693359375, math.log(2) - 0.693359375
 
 
-def _exp(builder: Any, x: Any, mantissa: int, bias: int, least: float, terms: int) -> Any:
+def _exp(builder: Builder, x: Any, mantissa: int, bias: int, least: float, terms: int) -> Any:
     vector = x.type
     integers = ir.VectorType(ir.IntType(32 if mantissa == 23 else 64), vector.count)
 
@@ -269,14 +276,14 @@ def _exp(builder: Any, x: Any, mantissa: int, bias: int, least: float, terms: in
     return builder.select(tiny, all_of(0.0), result)
 
 
-def _as_lanes(context: Any, builder: Any, value: Any, kind: Any, run: Lanes) -> Any:
+def _as_lanes(context: Context, builder: Builder, value: Any, kind: Any, run: Lanes) -> Any:
     """Return ``value`` if it is lanes, else in as many lanes as ``run`` has."""
     if isinstance(kind, Lanes):
         return value
     return splat(builder, context.cast(builder, value, kind, run.scalar), run.width)
 
 
-def splat(builder: Any, scalar: Any, width: int) -> Any:
+def splat(builder: Builder, scalar: Any, width: int) -> Any:
     """Return ``scalar`` in every lane."""
     vector, lane = ir.VectorType(scalar.type, width), ir.IntType(32)
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, lane(0))
@@ -284,20 +291,22 @@ def splat(builder: Any, scalar: Any, width: int) -> Any:
     return builder.shuffle_vector(first, first, places)
 
 
-def _below(builder: Any, count: Any, width: int) -> Any:
+def _below(builder: Builder, count: Any, width: int) -> Any:
     """Return the mask of the first ``count`` lanes."""
     places = ir.Constant(ir.VectorType(count.type, width), list(range(width)))
     return builder.icmp_signed("<", places, splat(builder, count, width))
 
 
-def _address(context: Any, builder: Any, signature: Any, args: Any, kind: Lanes) -> Any:
+def _address(
+    context: Context, builder: Builder, signature: Signature, args: Values, kind: Lanes
+) -> Any:
     """Return the address of the lanes in the second argument, an array, at the third."""
     array = context.make_array(signature.args[1])(context, builder, args[1])
     start = builder.gep(array.data, [args[2]])
     return builder.bitcast(start, context.get_value_type(kind).as_pointer())
 
 
-def _llvm(builder: Any, name: str, overloads: Any, result: Any, args: Any) -> Any:
+def _llvm(builder: Builder, name: str, overloads: Any, result: Any, args: Values) -> Any:
     """Return the declaration of an LLVM intrinsic for these types."""
     suffix = ".".join(_mangled(getattr(one, "type", one)) for one in overloads)
     declared = ir.FunctionType(result, args)

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numba
 import numpy as np
@@ -24,6 +24,7 @@ from .jit import tell
 from .lanes import add_product, lanes, load, total, width_of
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
+Int: TypeAlias = Any  #: a whole number in compiled code, of the size that numba gives it
 
 #: Pieces of work a thread: enough to even out hubs, few enough to cost nothing.
 PIECES_PER_THREAD = 16
@@ -62,7 +63,7 @@ inlined: Callable[[Loop], Loop] = numba.njit(**INLINED)
 
 
 @inlined
-def first_row(indptr: Any, limit: Any) -> Any:
+def first_row(indptr: Array, limit: Int) -> Any:
     """Return the first row before which lie at least ``limit`` entries and rows together."""
     low, high = np.int64(0), np.int64(len(indptr) - 1)
     while low < high:
@@ -75,7 +76,7 @@ def first_row(indptr: Any, limit: Any) -> Any:
 
 
 @inlined
-def rows_of(indptr: Any, piece: Any, pieces: Any) -> Any:
+def rows_of(indptr: Array, piece: Int, pieces: Int) -> Any:
     """First and last row, exclusive, of one of so many pieces of equal work, cut at rows."""
     items = np.int64(indptr[-1]) + len(indptr) - 1
     start, stop = np.int64(piece) * items // pieces, (np.int64(piece) + 1) * items // pieces
@@ -83,7 +84,7 @@ def rows_of(indptr: Any, piece: Any, pieces: Any) -> Any:
 
 
 @inlined
-def by_tiles(tile: Any, like: Any, feat: Any, row: Any, given: Any) -> None:
+def by_tiles(tile: Any, like: Array, feat: Int, row: tuple[Any, ...], given: Any) -> None:
     """Call ``tile(zero, f, count, row, given)`` for all features, as many as registers hold a time.
 
     ``zero`` has lanes of the dtype of ``like``.  Full tiles need no masks (1.2x at 128 features):
@@ -111,7 +112,7 @@ def by_tiles(tile: Any, like: Any, feat: Any, row: Any, given: Any) -> None:
 
 
 @inlined
-def dot(X: Any, at: Any, Y: Any, there: Any, feat: Any) -> Any:
+def dot(X: Array, at: Int, Y: Array, there: Any, feat: Int) -> Any:
     """Dot product of ``feat`` values each, from ``X[at]`` and from ``Y[there]`` on."""
     zero = lanes(X, NARROW, 0)
     step, sums = width_of(zero), zero

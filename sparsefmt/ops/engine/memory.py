@@ -33,7 +33,7 @@ class Memory(Protocol):
 
         Returns
         -------
-        away : bool
+        elsewhere : bool
             True if the arrays are on another GPU than the current one.
         case : tuple
             The GPU, what the library allows, and of each array its dtype, axes behind the first
@@ -48,55 +48,55 @@ class Memory(Protocol):
     def address(self) -> Callable[[Any], int]:
         """Return a compiled function that returns the address of an array."""
 
-    def pointer(self, a: Any) -> int:
+    def pointer(self, a: Array) -> int:
         """Return the address of the first value on its device; 0 for None."""
 
     def pointers(self, *arrays: Any) -> list[int]:
         """Return the addresses of several arrays; 0 for None."""
 
-    def dtype(self, a: Any) -> str:
+    def dtype(self, a: Array) -> str:
         """Return the name of the dtype, such as ``"float32"``."""
 
-    def row_stride(self, a: Any) -> int:
+    def row_stride(self, a: Array) -> int:
         """Count the values from one row to the next."""
 
-    def contiguous(self, a: Any) -> Any:
+    def contiguous(self, a: Array) -> Any:
         """Return ``a`` itself if it is C-contiguous, else a copy; None for None."""
 
-    def rows_in_place(self, a: Any) -> Any:
+    def rows_in_place(self, a: Array) -> Any:
         """Return ``a`` if its rows are contiguous and do not overlap, else a copy."""
 
-    def factors(self, a: Any) -> Any:
+    def factors(self, a: Array) -> Any:
         """Convert scales for kernels: contiguous, float32 for 2-byte ones; None for None."""
 
-    def empty(self, shape: Sequence[int], dtype: str, like: Any) -> Any:
+    def empty(self, shape: Sequence[int], dtype: str, like: Array) -> Any:
         """Return uninitialised memory on the device of ``like``."""
 
-    def zeros(self, shape: Sequence[int], dtype: str, like: Any) -> Any:
+    def zeros(self, shape: Sequence[int], dtype: str, like: Array) -> Any:
         """Return zeroed memory on the device of ``like``."""
 
-    def take(self, a: Any, places: Any) -> Any:
+    def take(self, a: Array, places: Array) -> Any:
         """Gather the values at those places."""
 
-    def zero_where(self, a: Any, mask: Any) -> Any:
+    def zero_where(self, a: Array, mask: Array) -> Any:
         """Copy ``a`` with 0 where the mask is set."""
 
     def capturing(self) -> bool:
         """Return True if the current stream is captured for a CUDA graph."""
 
-    def finish(self, a: Any) -> None:
+    def finish(self, a: Array) -> None:
         """Wait for the current stream, so that any stream may read ``a``."""
 
-    def expand(self, indptr: Any, nnz: int) -> Any:
+    def expand(self, indptr: Array, nnz: int) -> Any:
         """Return the row of each of the ``nnz`` entries."""
 
-    def stream(self, a: Any) -> int:
+    def stream(self, a: Array) -> int:
         """Return the address of the caller's current stream on the device of ``a``."""
 
-    def device(self, a: Any) -> int:
+    def device(self, a: Array) -> int:
         """Return the number of the GPU that holds ``a``."""
 
-    def on_device(self, a: Any) -> AbstractContextManager[object]:
+    def on_device(self, a: Array) -> AbstractContextManager[object]:
         """Return a context in which launches go to the device of ``a``."""
 
     def deterministic(self) -> bool:
@@ -133,10 +133,10 @@ class CupyMemory:
                 is_scalar = type(a) is Scalar
                 facts.append(Scalar if is_scalar else a)
                 addresses.append(a if is_scalar else 0)
-        away = device != self._current_device()
-        return away, tuple(facts), addresses, self._current_stream().ptr
+        elsewhere = device != self._current_device()
+        return elsewhere, tuple(facts), addresses, self._current_stream().ptr
 
-    def pointer(self, a: Any) -> int:
+    def pointer(self, a: Array) -> int:
         """Return the address of the first value; 0 for None."""
         return 0 if a is None else a.data.ptr
 
@@ -144,29 +144,29 @@ class CupyMemory:
         """Return the addresses of several arrays; 0 for None."""
         return [0 if a is None else a.data.ptr for a in arrays]
 
-    def dtype(self, a: Any) -> str:
+    def dtype(self, a: Array) -> str:
         """Return the name of the dtype."""
         return _NAMES.get(a.dtype) or a.dtype.name
 
-    def row_stride(self, a: Any) -> int:
+    def row_stride(self, a: Array) -> int:
         """Count the values from one row to the next."""
         return a.strides[0] // a.itemsize if a.shape[0] > 1 else prod(a.shape[1:])
 
-    def contiguous(self, a: Any) -> Any:
+    def contiguous(self, a: Array) -> Any:
         """Return ``a`` itself if it is C-contiguous, else a copy; None for None."""
         if a is None or is_contiguous(a):
             return a
         with self.on_device(a), allocating(f"a contiguous copy of {a.nbytes} bytes"):
             return self._cupy.ascontiguousarray(a)
 
-    def rows_in_place(self, a: Any) -> Any:
+    def rows_in_place(self, a: Array) -> Any:
         """Return ``a`` if its rows are contiguous and do not overlap, else a copy."""
         if rows_apart(a):
             return a
         with self.on_device(a), allocating(f"a contiguous copy of {a.nbytes} bytes"):
             return a.copy()
 
-    def factors(self, a: Any) -> Any:
+    def factors(self, a: Array) -> Any:
         """Convert scales for kernels: contiguous, float32 beside 2-byte features."""
         if a is None:
             return None
@@ -175,7 +175,7 @@ class CupyMemory:
         with self.on_device(a), allocating("scales in float32"):
             return a.astype(np.float32, order="C")  # by default it keeps strides
 
-    def empty(self, shape: Sequence[int], dtype: str, like: Any) -> Any:
+    def empty(self, shape: Sequence[int], dtype: str, like: Array) -> Any:
         """Return uninitialised memory on the device of ``like``."""
         try:  # a context that tells what was allocated would write its text each time
             with self.on_device(like):
@@ -183,17 +183,17 @@ class CupyMemory:
         except MemoryError as error:
             raise out_of_memory(f"a result of shape {shape}", error) from error
 
-    def zeros(self, shape: Sequence[int], dtype: str, like: Any) -> Any:
+    def zeros(self, shape: Sequence[int], dtype: str, like: Array) -> Any:
         """Return zeroed memory on the device of ``like``."""
         with self.on_device(like), allocating(f"a result of shape {shape}"):
             return self._cupy.zeros(shape, dtype)
 
-    def take(self, a: Any, places: Any) -> Any:
+    def take(self, a: Array, places: Array) -> Any:
         """Gather the values at those places."""
         with self.on_device(a), allocating(f"{len(places)} values"):
             return a[places]
 
-    def zero_where(self, a: Any, mask: Any) -> Any:
+    def zero_where(self, a: Array, mask: Array) -> Any:
         """Copy ``a`` with 0 where the mask is set."""
         with self.on_device(a), allocating(f"{len(a)} values"):
             return self._cupy.where(mask, a.dtype.type(0), a)
@@ -202,23 +202,23 @@ class CupyMemory:
         """Return True if the current stream is captured for a CUDA graph."""
         return bool(self._current_stream().is_capturing())
 
-    def finish(self, a: Any) -> None:
+    def finish(self, a: Array) -> None:
         """Wait for the current stream, so that any stream may read ``a``."""
         finish(a)  # synchronize!
 
-    def expand(self, indptr: Any, nnz: int) -> Any:
+    def expand(self, indptr: Array, nnz: int) -> Any:
         """Return the row of each of the ``nnz`` entries."""
         return expand(indptr, nnz)
 
-    def stream(self, a: Any) -> int:
+    def stream(self, a: Array) -> int:
         """Return the address of CuPy's current stream."""
         return int(self._current_stream().ptr)
 
-    def device(self, a: Any) -> int:
+    def device(self, a: Array) -> int:
         """Return the number of the GPU that holds ``a``."""
         return int(a.data.device_id)
 
-    def on_device(self, a: Any) -> AbstractContextManager[object]:
+    def on_device(self, a: Array) -> AbstractContextManager[object]:
         """Return a context in which launches go to the device of ``a``."""
         return HERE if a.data.device_id == self._current_device() else a.device
 
@@ -255,7 +255,7 @@ def _find(a: Array) -> Memory:
     return memories.setdefault(type(a), CupyMemory())
 
 
-def is_contiguous(a: Any) -> bool:
+def is_contiguous(a: Array) -> bool:
     """Return True if a CuPy array is C-contiguous."""
     try:
         return bool(a._c_contiguous)  # 0.05 µs: what ``flags``, which take 0.6, are made of

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..._caches import store
 from ...formats import primitives
-from ...formats.arrays import Array
+from ...formats.arrays import Array, DType
 from ...formats.compressed import CSR
 from .memory import rows_apart
 
@@ -33,7 +33,7 @@ def reasons_against(work: int, most: int | None = None) -> list[str]:
     return [f"{work} multiply-adds are more than the {most} of small work"]
 
 
-def by_entries(A: Any, *arrays: Any, **_: Any) -> list[str]:
+def by_entries(A: CSR, *arrays: Any, **_: Any) -> list[str]:
     """List the reasons against one thread for work on each entry, in all heads of an array."""
     return reasons_against((A.nnz + A.n_rows) * heads_of(arrays[0]))
 
@@ -43,7 +43,7 @@ def heads_of(scores: Array | None) -> int:
     return 1 if scores is None or scores.ndim == 1 else scores.shape[1]
 
 
-def ones(count: int, dtype: Any) -> Array:
+def ones(count: int, dtype: DType) -> Array:
     """Return so many ones, which nobody may write to."""
     found = _ones.get(dtype)
     if found is None or len(found) < count:
@@ -69,7 +69,7 @@ def weights(A: CSR, like: Array, values: Array | None, col_scale: Array | None) 
     return factors
 
 
-def reduce_rows(reduce: np.ufunc, A: CSR, values: Array, empty: Any) -> Array:
+def reduce_rows(reduce: np.ufunc, A: CSR, values: Array, empty: float) -> Array:
     """Reduce (heads, nnz) values over each row: (heads, n_rows), ``empty`` in rows without any."""
     found = np.full((len(values), A.n_rows), empty, values.dtype)
     filled = np.flatnonzero(A.indptr[1:] > A.indptr[:-1])
@@ -135,7 +135,7 @@ def flat(a: Array) -> tuple[Array, int]:
 
 
 def factors_at_entries(
-    A: CSR, dtype: Any, row_scale: Array | None, col_scale: Array | None
+    A: CSR, dtype: DType, row_scale: Array | None, col_scale: Array | None
 ) -> Array:
     """Compute ``r[i] c[j]`` at each entry, 1 for a missing scale."""
     factors = np.ones(A.nnz, dtype)

@@ -115,11 +115,11 @@ def in_csr_order(values: Any, perm: Array | None) -> Any:
         return values[perm]
 
 
-def in_own_order(found: Any, perm: Array | None, out: Array | None = None) -> Any:
+def in_own_order(values: Any, perm: Array | None, out: Array | None = None) -> Any:
     """Write values of the CSR's entries in the matrix's order, to ``out`` or new memory."""
     if perm is None:
-        return found
-    with on_device_of(perm), allocating(f"{found.nbytes} bytes of values"):
-        out = namespace(perm).empty_like(found) if out is None else out
-        out[perm] = found
+        return values
+    with on_device_of(perm), allocating(f"{values.nbytes} bytes of values"):
+        out = namespace(perm).empty_like(values) if out is None else out
+        out[perm] = values
     return out

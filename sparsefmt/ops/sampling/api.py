@@ -13,6 +13,7 @@ from ...formats.convert import numbered_csr
 from ..engine.bind import bind, flag, structure
 from ..engine.call import call, convert_to_csr
 from ..engine.memory import Scalar
+from ..engine.structure import Sizes
 from ..engine.table import SCALES, Arg, Op, Price, csr_kernels, deferred
 from ..matmul.api import VALUES
 from . import cuda
@@ -220,17 +221,17 @@ _sample_rows = deferred(f"{__package__}.cpu", "sample_rows")
 # The rows of the table
 
 
-def _like_features(S: Any, x: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
+def _like_features(S: Sizes, x: Array, *_: Any, **__: Any) -> tuple[Any, ...]:
     return (((S.n_rows, x.shape[1]), x),)
 
 
-def _one_per_entry(S: Any, x: Any, *_: Any) -> tuple[Any, ...]:
+def _one_per_entry(S: Sizes, x: Array, *_: Any) -> tuple[Any, ...]:
     return (((S.nnz,), x),)
 
 
 def _price_of_product(
-    S: Any, x: Any, values: Any = None, r: Any = None, c: Any = None, seed: Any = None,
-    width: int = ALL, *_: Any, **__: Any,
+    S: Sizes, x: Array, values: Array | None = None, r: Array | None = None, c: Array | None = None,
+    seed: Any = None, width: int = ALL, *_: Any, **__: Any,
 ) -> Price:  # fmt: skip
     """Price it: every sampled entry reads a row of x; rows of the result are written once."""
     sampled, row = min(S.nnz, S.n_rows * width), x.shape[1] * x.itemsize
@@ -239,8 +240,8 @@ def _price_of_product(
 
 
 def _price_of_values(
-    S: Any, x: Any, grad: Any, r: Any = None, c: Any = None, seed: Any = None,
-    width: int = ALL, *_: Any,
+    S: Sizes, x: Array, grad: Array, r: Array | None = None, c: Array | None = None,
+    seed: Any = None, width: int = ALL, *_: Any,
 ) -> Price:  # fmt: skip
     """Price it: every sampled entry reads a row of x; rows of the gradient are read once."""
     sampled, row = min(S.nnz, S.n_rows * width), x.shape[1] * x.itemsize

@@ -13,7 +13,7 @@ import numpy as np
 from ...formats.arrays import Array
 from ...formats.compressed import CSR
 from ..engine.lanes import lanes, prefetch, width_of
-from ..engine.loops import AHEAD, NARROW, by_tiles, dot, inlined, parallel, rows_of, writing
+from ..engine.loops import AHEAD, NARROW, Int, by_tiles, dot, inlined, parallel, rows_of, writing
 from ..engine.small import flat, values_of
 from ..matmul.cpu import spmm, sum_tile
 from .options import ALL, STRATEGIES, SampleOptions
@@ -63,7 +63,7 @@ def spmm_sampled(
 
 
 def spmm_sampled_da(
-    A: CSR, x: Array, grad: Array, row_scale: Any, col_scale: Any, seed: Any, width: int,
+    A: CSR, x: Array, grad: Array, row_scale: Array, col_scale: Array, seed: Any, width: int,
     strategy: str, mean: bool, rescale: bool, *, out: Array | None = None,
 ) -> Array:  # fmt: skip
     """Compute ``out[e] = r[i] * factor(i) * c[j] * <grad[i], x[j]>`` at sampled entries, else 0."""
@@ -110,14 +110,14 @@ def _mixed(z: Any) -> Any:
 
 
 @inlined
-def _word(x: Any, key: Any) -> Any:
+def _word(x: Array, key: Any) -> Any:
     """Mix 32 bits with a key."""
     x = (((x ^ key) & _LOW) * _TIMES1) & _LOW
     return ((x ^ (x >> _15)) * _TIMES2) & _LOW
 
 
 @inlined
-def _stride(length: Any) -> Any:
+def _stride(length: Int) -> Any:
     """Return 577, of ES-SpMM's equation 2, or the next prime that does not divide the length."""
     if length % 577 != 0:
         return 577
@@ -127,7 +127,7 @@ def _stride(length: Any) -> Any:
 
 
 @inlined
-def _round(place: Any, keys: Any, cut: Any) -> Any:
+def _round(place: Int, keys: Array, cut: Any) -> Any:
     """Apply a round of the Feistel network of ``rows.cuh`` to a pair packed in one number."""
     high, shift = cut
     low, up = place & ((_ONE << shift) - _ONE), place >> shift
@@ -138,7 +138,7 @@ def _round(place: Any, keys: Any, cut: Any) -> Any:
 
 
 @inlined
-def _permute(entries: Any, at: Any, begin: Any, length: Any, taken: Any, key: Any) -> None:
+def _permute(entries: Array, at: Int, begin: Int, length: Int, taken: Int, key: Any) -> None:
     """Write ``begin`` plus where a permutation of 0 .. length - 1 takes 0 .. taken - 1.
 
     All places go through a round before the next one, so that the loops are vectorised.
@@ -169,7 +169,7 @@ def _permute(entries: Any, at: Any, begin: Any, length: Any, taken: Any, key: An
 
 @inlined
 def _sample_row(
-    entries: Any, at: Any, row: Any, begin: Any, length: Any, taken: Any, strategy: Any, seed: Any
+    entries: Array, at: Int, row: Int, begin: Int, length: Int, taken: Int, strategy: Int, seed: Any
 ) -> None:
     """Write the numbers of a row's sampled entries from ``at`` on; ``seed`` is mixed already."""
     if taken < length and strategy == _FASTRAND:
@@ -189,8 +189,8 @@ def _sample_row(
 
 @parallel
 def _sample(
-    indptr: Any, indices: Any, to: Any, cols: Any, entries: Any, width: Any, strategy: Any,
-    seed: Any, pieces: Any,
+    indptr: Array, indices: Array, to: Array, cols: Array, entries: Array, width: Int,
+    strategy: Int, seed: Any, pieces: Int,
 ) -> None:  # fmt: skip
     for piece in numba.prange(pieces):
         start, stop = rows_of(indptr, piece, pieces)
@@ -208,7 +208,7 @@ def _sample(
 
 
 @inlined
-def _room(to: Any, start: Any, stop: Any) -> Any:
+def _room(to: Array, start: Int, stop: Int) -> Any:
     """Return the size of a batch: BATCH, or what the largest sample of a row needs."""
     room = BATCH
     for i in range(start, stop):
@@ -217,7 +217,7 @@ def _room(to: Any, start: Any, stop: Any) -> Any:
 
 
 @inlined
-def _batch(entries: Any, indptr: Any, to: Any, first: Any, stop: Any, how: Any) -> Any:
+def _batch(entries: Array, indptr: Array, to: Array, first: Int, stop: Int, how: Any) -> Any:
     """Sample rows from ``first`` on while they fit; return the row behind the last of them."""
     last = first
     while last < stop and to[last + 1] - to[first] <= len(entries):
@@ -232,7 +232,9 @@ def _batch(entries: Any, indptr: Any, to: Any, first: Any, stop: Any, how: Any) 
 
 
 @inlined
-def _gather(cols: Any, weights: Any, entries: Any, A: Any, col_scale: Any, count: Any) -> None:
+def _gather(
+    cols: Array, weights: Array, entries: Array, A: Any, col_scale: Array, count: Int
+) -> None:
     """Load the columns of a batch, and the factors of the rows of X, if there are any."""
     indices, data = A
     for k in range(count):
@@ -248,7 +250,9 @@ def _gather(cols: Any, weights: Any, entries: Any, A: Any, col_scale: Any, count
 
 
 @parallel
-def _spmm(indptr: Any, to: Any, A: Any, X: Any, scales: Any, Y: Any, how: Any, pieces: Any) -> None:
+def _spmm(
+    indptr: Array, to: Array, A: Any, X: Array, scales: Array, Y: Array, how: Any, pieces: Int
+) -> None:
     """Run the loop: ``A`` is (indices, data), ``X`` and ``Y`` are (flat, row stride)."""
     indices, data = A
     row_scale, col_scale = scales
@@ -275,8 +279,8 @@ def _spmm(indptr: Any, to: Any, A: Any, X: Any, scales: Any, Y: Any, how: Any, p
 
 @parallel
 def _sddmm(
-    indptr: Any, to: Any, indices: Any, X: Any, Y: Any, feat: Any, scales: Any, out: Any, how: Any,
-    pieces: Any,
+    indptr: Array, to: Array, indices: Array, X: Array, Y: Array, feat: Int, scales: Array,
+    out: Array, how: Any, pieces: Int,
 ) -> None:  # fmt: skip
     """Compute dot products at sampled entries, else 0; ``X``, ``Y`` are (flat, row stride)."""
     X, ldx = X

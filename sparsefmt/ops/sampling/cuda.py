@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from ...formats import chunks
-from ...formats.arrays import VALUE_DTYPES
+from ...formats.arrays import VALUE_DTYPES, Array
 from ...formats.compressed import CSR
 from ..engine import jit
 from ..engine.call import Prepared, Result, launcher
@@ -116,8 +116,8 @@ def _without_chunks(A: CSR | Structure, *_: Any, **__: Any) -> Structure:
 
 
 def _structure(
-    A: CSR | Structure, x: Any, values: Any = None, row_scale: Any = None, col_scale: Any = None,
-    seed: Any = None, width: int = ALL, *_: Any, **__: Any,
+    A: CSR | Structure, x: Array, values: Array | None = None, row_scale: Array | None = None,
+    col_scale: Array | None = None, seed: Any = None, width: int = ALL, *_: Any, **__: Any,
 ) -> Structure:  # fmt: skip
     """Return the structure, with chunks if rows may be taken whole or chunks exist already."""
     if isinstance(A, Structure):
@@ -162,9 +162,9 @@ class _Cut(NamedTuple):
 
 @launcher(in_place=("x",), structure=_structure)
 def spmm_sampled(
-    S: Structure, m: Memory, x: Any, values: Any = None, row_scale: Any = None,
-    col_scale: Any = None, seed: Any = None, width: int = ALL, strategy: str = "bucket",
-    mean: bool = False, rescale: bool = False, *, perm: Any = None, out: Any = None,
+    S: Structure, m: Memory, x: Array, values: Array | None = None, row_scale: Array | None = None,
+    col_scale: Array | None = None, seed: Any = None, width: int = ALL, strategy: str = "bucket",
+    mean: bool = False, rescale: bool = False, *, perm: Array | None = None, **options: Any,
 ) -> Any:  # fmt: skip
     """Prepare ``out[i] = r[i] * factor(i) * sum of a[e] * c[j] * x[j]`` over the sample of row i.
 
@@ -183,7 +183,7 @@ def spmm_sampled(
     weighted, stride = values is not None, m.row_stride(x)
     case = _Case(
         S.n_rows, S.n_cols, S.nnz, S.blocks, S.n_cuts, dtype, feat, stride,
-        (m.pointer(x) | m.pointer(out)) % 16, width, strategy, weighted,
+        (m.pointer(x) | m.pointer(options.get("out"))) % 16, width, strategy, weighted,
         perm is not None or col_scale is not None,
     )  # fmt: skip
     room, places, cuts = _cuts(case)
@@ -205,8 +205,9 @@ def spmm_sampled(
 
 
 def _take_all(
-    S: Structure, x: Any, values: Any = None, row_scale: Any = None, col_scale: Any = None,
-    *_: Any, mean: bool, perm: Any = None, out: Any = None, **__: Any,
+    S: Structure, x: Array, values: Array | None = None, row_scale: Array | None = None,
+    col_scale: Array | None = None, *_: Any, mean: bool, perm: Array | None = None,
+    out: Array | None = None, **__: Any,
 ) -> Any:  # fmt: skip
     """Run ``spmm``: the sample of each row has all its entries."""
     reduce = "mean" if mean else "sum"
@@ -288,8 +289,8 @@ def _rows_of_block(
 
 @launcher(in_place=("x", "grad"), structure=_without_chunks)
 def spmm_sampled_da(
-    S: Structure, m: Memory, x: Any, grad: Any, row_scale: Any, col_scale: Any, seed: Any,
-    width: int, strategy: str, mean: bool, rescale: bool, *, out: Any = None,
+    S: Structure, m: Memory, x: Array, grad: Array, row_scale: Array, col_scale: Array, seed: Any,
+    width: int, strategy: str, mean: bool, rescale: bool, *, out: Array | None = None,
 ) -> Prepared:  # fmt: skip
     """Prepare ``out[e] = r[i] * factor(i) * c[j] * <grad[i], x[j]>`` at sampled entries, else 0."""
     dtype, feat = m.dtype(x), x.shape[1]
@@ -312,8 +313,8 @@ def spmm_sampled_da(
 
 @launcher(in_place=(), structure=_without_chunks)
 def sample_rows(
-    S: Structure, m: Memory, cols: Any, entries: Any, rows: Any, to: Any, seed: Any, width: int,
-    strategy: str, room: int,
+    S: Structure, m: Memory, cols: Array, entries: Array, rows: Array, to: Array, seed: Any,
+    width: int, strategy: str, room: int,
 ) -> Prepared:  # fmt: skip
     """Prepare to write column, number and row of each sampled entry.
 
