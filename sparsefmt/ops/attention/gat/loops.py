@@ -111,7 +111,7 @@ def _row_scores(
 
 @inlined
 def _powers(weights: Array, signs: Array, size: int, top: float) -> Any:
-    """Compute ``exp(s - top)`` with the sign of s, in place; return their sum, and the positive's."""
+    """Compute ``exp(s - top)`` with the sign of s, in place; return sums of all and positive."""
     zero = lanes(weights, NARROW, 0)
     step, nothing = width_of(zero), lanes(weights, NARROW, -np.inf)
     tops, sums, positive = lanes_beside(zero, weights, top), zero, zero
