@@ -113,9 +113,10 @@ class Twin(NamedTuple):
 
     def gat_of_vectors_backward(
         self, A: CSR, T: CSR, perm: Array, grad: Array, out: Array, plus: Array, of_rows: Array,
-        of_edges: bool, h: Array, source: Array, target: Array, bias: Array | None, *more: Any,
+        of_edges: bool, *inputs: Any,
     ) -> tuple[Array, ...]:  # fmt: skip
         """Compute gradients of ``h``, of vectors and bias in one, ``loop_edges``, ``edges``."""
+        h, source, target, bias, *more = inputs
         n, (heads, feat) = len(h), heads_of(source)
         features, grad, out, plus = (a.reshape(n, heads, feat) for a in (h, grad, out, plus))
         statistics, el, er = np.split(of_rows, [4 * n * heads, 5 * n * heads])
