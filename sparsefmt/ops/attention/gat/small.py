@@ -183,7 +183,7 @@ class _Values(NamedTuple):
     def each(self, function: Callable[..., Any], *others: "_Values") -> "_Values":
         """Call the function with the values of entries, and with those of loops."""
         values = zip(self, *others, strict=True)
-        return _Values(*(None if of[0] is None else function(*of) for of in values))
+        return _Values(*[None if of[0] is None else function(*of) for of in values])
 
     def times(self, others: "_Values") -> "_Values":
         """Multiply each with another one."""
@@ -212,7 +212,7 @@ def _scores(A: CSR, args: GatArguments) -> _Scores:
     """Compute all scores; -inf at stored loops beside virtual ones."""
     kind, rows = type_of_sums(args.h), small.rows_of(A)
     slope = narrow(kind, args.slope)
-    el, er, edges, loop_edges = (_headed(a, args.h) for a in args[1:5])
+    el, er, edges, loop_edges = [_headed(a, args.h) for a in args[1:5]]
     z = np.take(el, A.indices, axis=1)
     z += np.take(er, rows, axis=1)
     if edges is not None:
