@@ -131,25 +131,22 @@ def _gat_row(
     return _row(name, arguments, results, launcher, "gat.loops", kernels=(of_numpy,), **facts)
 
 
-def _sizes(bias: Array, h: Array, *_: Any) -> tuple[int, int]:
-    """Return heads and features."""
-    return heads_and_feat(h)
-
-
-def _sizes_of_vectors(h: Array, source: Array, *_: Any) -> tuple[int, int]:
-    """Return heads and features, as vectors have them."""
-    return heads_of(source)
-
-
-_NARROWED: dict[str, Any] = {"narrowed": ("bias", "h")}
 _OWN: dict[str, Any] = {"converts": False}
+_FORWARD: dict[str, Any] = {
+    "sizes": lambda bias, h, *_: heads_and_feat(h),
+    "gathered": 1,
+    "narrowed": ("bias", "h"),
+}
 _OF_GRADIENTS: dict[str, Any] = {"gathered": 2, "structures": 2}
-_NARROWED_OF_VECTORS: dict[str, Any] = {"narrowed": ("h", "source", "target", "bias"), **_OWN}
-GAT = _gat_row("gat", (_BIAS, *_GAT), _result, _sizes, 1, **_NARROWED)
+_VECTORS: dict[str, Any] = {
+    "sizes": lambda h, source, *_: heads_of(source),
+    "gathered": 0,
+    "narrowed": ("h", "source", "target", "bias"),
+    **_OWN,
+}
+GAT = _gat_row("gat", (_BIAS, *_GAT), _result, **_FORWARD)
 GAT_WITH_STATISTICS = _gat_row(
-    *("gat_with_statistics", (_BIAS, *_GAT), _gat_results, _sizes, 1),
-    returns=3,
-    **(_NARROWED | _OWN),
+    *("gat_with_statistics", (_BIAS, *_GAT), _gat_results), returns=3, **(_FORWARD | _OWN)
 )
 GAT_BACKWARD = _gat_row(
     *("gat_backward", (*_SAVED, *_GAT), _gat_gradients),
@@ -159,13 +156,10 @@ GAT_BACKWARD = _gat_row(
     **_OF_GRADIENTS,
 )
 GAT_OF_VECTORS = _gat_row(
-    *("gat_of_vectors", _OF_VECTORS, lambda S, h, *_: ((h.shape, h),), _sizes_of_vectors, 0),
-    **_NARROWED_OF_VECTORS,
+    *("gat_of_vectors", _OF_VECTORS, lambda S, h, *_: ((h.shape, h),)), **_VECTORS
 )
 GAT_OF_VECTORS_WITH_STATISTICS = _gat_row(
-    *("gat_of_vectors_with_statistics", _OF_VECTORS, _results_of_vectors, _sizes_of_vectors, 0),
-    returns=3,
-    **_NARROWED_OF_VECTORS,
+    *("gat_of_vectors_with_statistics", _OF_VECTORS, _results_of_vectors), returns=3, **_VECTORS
 )
 GAT_OF_VECTORS_BACKWARD = _gat_row(
     *("gat_of_vectors_backward", (*_SAVED, *_OF_VECTORS), _gradients_of_vectors),

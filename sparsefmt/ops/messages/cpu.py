@@ -9,7 +9,7 @@ from ...formats.arrays import Array
 from ...formats.compressed import CSR
 from ..engine import small
 from ..engine.lanes import add_product, beats, load, prefetch, product, store, where
-from ..engine.loops import AHEAD, by_tiles, inlined, parallel, rows_of
+from ..engine.loops import AHEAD, by_tiles, inlined, parallel, rows_of, writing
 from .cuda import COMBINATIONS, GRADIENTS, SUMS
 
 _MUL, _ADD, _RELU_ADD, _COPY = SUMS.values()

@@ -78,10 +78,7 @@ def _forward(
     A: CSR | Structure, bias: Array | None, arguments: tuple[Any, ...], *, out: Array | None = None,
     train: bool = False, narrow: bool = False,
 ) -> Forward:  # fmt: skip
-    """Launch the product; with ``train`` also what backward needs, even if there are no features.
-
-    With loops or a bias the structure is square; the bias has the dtype of the features.
-    """
+    """Launch the product; with ``train`` also what backward needs, even without features."""
     S, m = structure_of(A), memory_of(arguments[0])
     args, bias = _in_memory(m, arguments), m.contiguous(bias)
     h, dtype, (heads, feat) = args.h, m.dtype(args.h), heads_and_feat(args.h)

@@ -52,14 +52,12 @@ class Scores(NamedTuple):
     loops: Any  #: of the virtual loops
 
 
-class Case(NamedTuple):
-    """What all loops over rows read: terms of scores, sizes, and how entries are dropped."""
+class Sizes(NamedTuple):
+    """What all loops over rows count with."""
 
-    scores: Scores
     heads: int
     feat: int
     longest: int  #: entries of the longest row, a virtual loop included
-    dropping: Dropping
     slope: Any
     loops: bool  #: whether each row has a virtual one
 
@@ -110,7 +108,7 @@ def _row_scores(
 
 @inlined
 def _powers(weights: Array, signs: Array, size: int, top: float) -> Any:
-    """Compute ``exp(s - top)`` with the sign of s, in place; return both sums."""
+    """Compute ``exp(s - top)`` with the sign of s, in place; return sums of all and positive."""
     zero = lanes(weights, NARROW, 0)
     step, nothing = width_of(zero), lanes(weights, NARROW, -np.inf)
     tops, sums, positive = lanes_beside(zero, weights, top), zero, zero
@@ -168,8 +166,8 @@ def _drop(
 
 @parallel
 def forward(
-    indptr: Array, indices: Array, H: Array, case: Case, out: Array, plus: Array, stats: Array,
-    attention: Array, pieces: int,
+    indptr: Array, indices: Array, H: Array, scores: Scores, sizes: Sizes, dropping: Dropping,
+    out: Array, plus: Array, stats: Array, attention: Array, pieces: int,
 ) -> None:  # fmt: skip
     """Compute ``O[i, h] = sum of M[e, h] P[e, h] H[j, h]``, and what is asked for besides.
 
@@ -177,7 +175,7 @@ def forward(
     largest score, the sum of exponentials, the share of positive scores, and 0.  ``attention`` is
     P, in the order of the entries; 0 for stored loops beside virtual ones.
     """
-    scores, heads, feat, longest, dropping, slope, loops = case
+    heads, feat, longest, slope, loops = sizes
     for piece in numba.prange(pieces):
         weights, signs = np.empty(longest, H.dtype), np.empty(longest, H.dtype)
         first, last = rows_of(indptr, piece, pieces)
@@ -262,14 +260,15 @@ def _source_weights(work: tuple[Array, Array, Array], size: int) -> Any:
 
 @parallel
 def backward(
-    T: Rows, grad: Array, H: Array, case: Case, stats: Array, out: Array, d_el: Array, pieces: int
-) -> None:
+    T: Rows, grad: Array, H: Array, scores: Scores, sizes: Sizes, dropping: Dropping, stats: Array,
+    out: Array, d_el: Array, pieces: int,
+) -> None:  # fmt: skip
     """Compute ``dH[j, h] = sum of M P[e, h] dO[i, h]`` of the transpose, and the gradient of el.
 
     ``stats`` has of each target and head the largest score, 1 by the sum of exponentials, and
     <dO, O>.
     """
-    scores, heads, feat, longest, dropping, slope, loops = case
+    heads, feat, longest, slope, loops = sizes
     indptr, indices, perm = T
     for piece in numba.prange(pieces):
         weights, signs = np.empty(longest, grad.dtype), np.empty(longest, grad.dtype)
@@ -328,11 +327,11 @@ def _score_gradient(
 
 @parallel
 def edge_gradient(
-    indptr: Array, indices: Array, grad: Array, H: Array, case: Case, stats: Array, out: Array,
-    own: Array, pieces: int,
+    indptr: Array, indices: Array, grad: Array, H: Array, scores: Scores, sizes: Sizes,
+    dropping: Dropping, stats: Array, out: Array, own: Array, pieces: int,
 ) -> None:  # fmt: skip
     """Write gradients of scores of entries and, to ``own``, of loops; either may be empty."""
-    (el, er, edges, virtual), heads, feat, _, dropping, slope, loops = case
+    (el, er, edges, virtual), (heads, feat, _, slope, loops) = scores, sizes
     for piece in numba.prange(pieces):
         first, last = rows_of(indptr, piece, pieces)
         nothing, end, line = H.dtype.type(0), len(indices) - 1, width_of(lanes(H, NARROW, 0))
@@ -415,7 +414,7 @@ def _forward(
     if out.size or train:
         with writing(out) as (Y, pieces):
             results = Y.reshape(-1), plus.reshape(-1), statistics.reshape(-1), np.empty(0, kind)
-            forward(A.indptr, A.indices, packed(h), _case_of(A, args), *results, pieces)
+            forward(A.indptr, A.indices, packed(h), *_case_of(A, args), *results, pieces)
             if bias is not None:
                 Y += wide(bias).reshape(h.shape[1:])
     return Forward(out, plus, statistics)
@@ -434,15 +433,15 @@ def _gradients(
     results = [np.empty(shape_of(term, wanted), kind) for term, wanted in terms]
     d_el, d_er, d_loops, d_edges = (a.reshape(-1) for a in results)
     (out, plus, forward), case = (packed(a) for a in saved), _case_of(T, args)
-    if not case.loops:
+    if not args.loops:
         d_loops[...] = 0
         d_loops = d_loops[:0]
     with writing(dh) as (result, pieces):
-        statistics(out, plus, g, forward, case.slope, h.shape[-1], stats, d_er, pieces)
+        statistics(out, plus, g, forward, case[1].slope, h.shape[-1], stats, d_er, pieces)
         columns, of_columns = Rows(T.indptr, T.indices, perm), (result.reshape(-1), d_el, pieces)
-        backward(columns, g, X, case, stats, *of_columns)
+        backward(columns, g, X, *case, stats, *of_columns)
         if len(d_edges) or len(d_loops):
-            edge_gradient(A.indptr, A.indices, g, X, case, stats, d_edges, d_loops, pieces)
+            edge_gradient(A.indptr, A.indices, g, X, *case, stats, d_edges, d_loops, pieces)
     return dh, *results
 
 
@@ -450,7 +449,7 @@ def _attention(A: CSR, args: GatArguments, out: Array) -> None:
     """Write ``P[e, k]``, 0 at loops that are left out."""
     none = np.empty(0, out.dtype)
     with writing(out) as (P, pieces):
-        rows = A.indptr, A.indices, none, _case_of(A, args)
+        rows = A.indptr, A.indices, none, *_case_of(A, args)
         forward(*rows, none, none, none, P.reshape(-1), pieces)
 
 
@@ -480,14 +479,13 @@ def _through_scores(
     return rounded(result.reshape(h.shape), h), sums.sum(0)
 
 
-def _case_of(A: CSR, args: GatArguments) -> Case:
+def _case_of(A: CSR, args: GatArguments) -> tuple[Scores, Sizes, Dropping]:
     """Return what all loops over rows read."""
     kind = type_of_sums(args.h)
     terms = (np.empty(0, kind) if a is None else packed(a) for a in args[1:5])
     longest = int(np.diff(A.indptr).max(initial=0)) + bool(args.loops)
-    dropping = dropping_of(args.dropout, args.seed, kind)
-    sizes = *heads_and_feat(args.h), longest
-    return Case(Scores(*terms), *sizes, dropping, narrow(kind, args.slope), bool(args.loops))
+    sizes = *heads_and_feat(args.h), longest, narrow(kind, args.slope), bool(args.loops)
+    return Scores(*terms), Sizes(*sizes), dropping_of(args.dropout, args.seed, kind)
 
 
 _twin = Twin(_forward, _gradients, _through_scores, _attention)

@@ -113,9 +113,10 @@ class Twin(NamedTuple):
 
     def gat_of_vectors_backward(
         self, A: CSR, T: CSR, perm: Array, grad: Array, out: Array, plus: Array, of_rows: Array,
-        of_edges: bool, h: Array, source: Array, target: Array, bias: Array | None, *more: Any,
+        of_edges: bool, *inputs: Any,
     ) -> tuple[Array, ...]:  # fmt: skip
         """Compute gradients of ``h``, of vectors and bias in one, ``loop_edges``, ``edges``."""
+        h, source, target, bias, *more = inputs
         n, (heads, feat) = len(h), heads_of(source)
         features, grad, out, plus = (a.reshape(n, heads, feat) for a in (h, grad, out, plus))
         statistics, el, er = np.split(of_rows, [4 * n * heads, 5 * n * heads])
@@ -182,7 +183,7 @@ class _Values(NamedTuple):
     def each(self, function: Callable[..., Any], *others: "_Values") -> "_Values":
         """Call the function with the values of entries, and with those of loops."""
         values = zip(self, *others, strict=True)
-        return _Values(*(None if of[0] is None else function(*of) for of in values))
+        return _Values(*[None if of[0] is None else function(*of) for of in values])
 
     def times(self, others: "_Values") -> "_Values":
         """Multiply each with another one."""
@@ -211,7 +212,7 @@ def _scores(A: CSR, args: GatArguments) -> _Scores:
     """Compute all scores; -inf at stored loops beside virtual ones."""
     kind, rows = type_of_sums(args.h), small.rows_of(A)
     slope = narrow(kind, args.slope)
-    el, er, edges, loop_edges = (_headed(a, args.h) for a in args[1:5])
+    el, er, edges, loop_edges = [_headed(a, args.h) for a in args[1:5]]
     z = np.take(el, A.indices, axis=1)
     z += np.take(er, rows, axis=1)
     if edges is not None:

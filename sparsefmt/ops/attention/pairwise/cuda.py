@@ -187,10 +187,7 @@ def pairwise_backward(
 
 
 def _stats(call: Call, out: Array, grad: Array, statistics: Array) -> Any:
-    """Launch what entries read of each row and head in backward: (n_rows, heads, 4).
-
-    What forward wrote into ``statistics``, ``D = <dO, O>``, and 0.
-    """
+    """Launch what backward reads of each row and head: ``statistics``, ``D = <dO, O>``, and 0."""
     m, (rows, heads, _) = call.m, statistics.shape
     out, statistics = m.contiguous(out), m.contiguous(statistics)
     stats = m.empty((rows, heads, 4), call.sums, call.keys)
@@ -276,13 +273,10 @@ def _pass(
 
 
 def _count_blocks(S: Structure, dtype: str, heads: int, feat: int, variant: Variant) -> int:
-    """Choose in how many blocks to go through the columns, as if all addresses were aligned.
-
-    Not where blocks would have to share the gradient of ``att``.
-    """
+    """Choose in how many blocks to go through the columns, as if all addresses were aligned."""
     shape = row_shape(dtype, S.index_dtype, heads, feat, 0)
     of_att = variant.kind == ADDITIVE and variant.direction == TARGETS
-    if dtype == "float64" or shape.packs or of_att:
+    if dtype == "float64" or shape.packs or of_att:  # of which each block would have a part
         return 1
     arrays = 2 if variant.direction == SOURCES or not variant.keys_are_values else 1
     row = shape.mates * shape.lanes * shape.vector * ITEMSIZE[dtype]
@@ -290,10 +284,7 @@ def _count_blocks(S: Structure, dtype: str, heads: int, feat: int, variant: Vari
 
 
 def _between(S: Structure, call: Call, arrays: int) -> tuple[int, int, int, int]:
-    """Count the bytes that one block of columns leaves to the next.
-
-    Twice the largest scores and sums of exponentials, and of 2-byte features both arrays of sums.
-    """
+    """Count the bytes that a block of columns leaves: statistics twice, and sums of 2 bytes."""
     size, narrow = ITEMSIZE[call.sums], ITEMSIZE[call.dtype] == 2
     scores, sums = (-(-S.n_rows * call.heads * n * size // 256) * 256 for n in (2, call.feat))
     return scores, scores, sums * narrow, sums * (narrow and arrays == 2)

@@ -56,22 +56,6 @@ class End(NamedTuple):
     weighed: Any  #: values, or gradients of the result: their products are gradients of weights
 
 
-class RowSums(NamedTuple):
-    """What gradients read of each row and head."""
-
-    statistics: Any  #: largest score, and 1 over the sum of exponentials
-    dots: Any  #: ``D = <dO, O>``
-
-
-class Gradients(NamedTuple):
-    """What one pass over the entries writes."""
-
-    scored: Any  #: of the near end
-    weighed: Any  #: likewise, of sources; of targets the result of forward, which is read
-    att: Any  #: of each piece; empty for sources
-    edges: Any  #: empty for sources
-
-
 @inlined
 def _gather(
     A: Rows,
@@ -259,19 +243,19 @@ def forward(
 
 @inlined
 def _gradients(
-    i: Index, near: End, far: End, sums: RowSums, of_sources: bool, places: Array, ids: Array,
-    scoring: Scoring, dropping: Dropping, h: int, weights: Array, grads: Array,
+    i: Index, near: End, far: End, statistics: Array, dots: Array, of_sources: bool, places: Array,
+    ids: Array, scoring: Scoring, dropping: Dropping, h: int, weights: Array, grads: Array,
 ) -> None:  # fmt: skip
     """Write ``M P`` of one head of the gathered entries, and the gradients of their scores."""
     heads, feat = scoring.heads, scoring.feat
     _scores(near.scored, i, far.scored, places, ids, scoring, h, weights)
     for k in range(len(places)):
-        weights[k] -= sums.statistics[2 * ((places[k] if of_sources else i) * heads + h)]
+        weights[k] -= statistics[2 * ((places[k] if of_sources else i) * heads + h)]
     _exponentials(weights, 0, len(places))
     for k in range(len(places)):
         item = (places[k] if of_sources else i) * heads + h
-        weights[k] *= sums.statistics[2 * item + 1]
-        grads[k] = -weights[k] * sums.dots[item]
+        weights[k] *= statistics[2 * item + 1]
+        grads[k] = -weights[k] * dots[item]
         weights[k] *= dropping.scale
     _drop(dropping, ids, h, weights)
     at = (i * heads + h) * feat
@@ -283,7 +267,8 @@ def _gradients(
 @parallel
 def backward(
     A: Rows, near: End, far: End, scoring: Scoring, dropping: Dropping, loops: bool,
-    of_sources: bool, sums: RowSums, results: Gradients, pieces: int,
+    of_sources: bool, statistics: Array, dots: Array, dnear: Array, dvalues: Array, datt: Array,
+    dedges: Array, pieces: int,
 ) -> None:  # fmt: skip
     """Write the gradients of the rows of ``near``, from those of ``far`` at the entries' other end.
 
@@ -291,9 +276,6 @@ def backward(
     Else those of the edges, a sum of that of ``att`` for each piece, and ``D`` of each row.
     """
     heads, feat = scoring.heads, scoring.feat
-    # What is written has names of its own: numba takes a store to a record's field for dead.
-    dnear, dvalues, datt, dedges = results
-    _, dots = sums
     pitch, unit = heads * feat, dnear.dtype.type(1)
     for piece in numba.prange(pieces):
         places, ids = np.empty(ENTRIES, np.int64), np.empty(ENTRIES, np.int64)
@@ -314,8 +296,8 @@ def backward(
                     there, at = h * feat, i * pitch + h * feat
                     entries = places[:n], ids[:n]
                     _gradients(
-                        i, near, far, sums, of_sources, *entries, scoring, dropping, h, weights,
-                        grads,
+                        i, near, far, statistics, dots, of_sources, *entries, scoring, dropping, h,
+                        weights, grads,
                     )  # fmt: skip
                     for k in range(n):
                         if ids[k] * heads + h < len(dedges):
@@ -399,16 +381,16 @@ def pairwise_backward(
         if T is None:
             T, perm = transposed(A)
         none, of_pieces = np.empty(0, sums), np.zeros((PIECES, datt.size), sums)
-        of_rows = RowSums(statistics.reshape(-1), np.empty(statistics.size // 2, sums))
+        of_rows = statistics.reshape(-1), np.empty(statistics.size // 2, sums)  # the second: D
         targets, sources = End(queries, _read(grad)), End(keys, values)
-        flat = dqueries.reshape(-1), _read(out), of_pieces.reshape(-1), dedges.reshape(-1)
+        of_targets = dqueries.reshape(-1), _read(out), of_pieces.reshape(-1), dedges.reshape(-1)
         weighed = dkeys if args.values is None else dvalues
-        of_sources = Gradients(dkeys.reshape(-1), weighed.reshape(-1), none, none)
+        of_sources = dkeys.reshape(-1), weighed.reshape(-1), none, none
         columns = Rows(T.indptr, T.indices, perm)
         rows = Rows(A.indptr, A.indices, np.empty(0, columns.perm.dtype))
         with writing(none):
-            backward(rows, targets, sources, *shared, False, of_rows, Gradients(*flat), PIECES)
-            backward(columns, sources, targets, *shared, True, of_rows, of_sources, PIECES)
+            backward(rows, targets, sources, *shared, False, *of_rows, *of_targets, PIECES)
+            backward(columns, sources, targets, *shared, True, *of_rows, *of_sources, PIECES)
         datt = datt if args.att is None else of_pieces.sum(axis=0).reshape(datt.shape)
     with np.errstate(over="ignore", under="ignore"):
         narrowed = (d.astype(dtype, copy=False) for d in (dqueries, dkeys, dvalues))
