@@ -9,9 +9,8 @@ from torch.nn.functional import leaky_relu, linear
 
 from .._lazy import resolver
 from ..autograd import as_graph, edge_combine, gat_aggregate, gat_of_vectors
-from ..autograd.layers import gat_convolution
+from ..autograd.layers import gat_convolution, is_plain
 from ..autograd.maps import read_map
-from ..autograd.plain import is_plain
 from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from ._attention import Entries, LoopedAttention, check_edge_features
 from ._inputs import Ends

@@ -8,9 +8,8 @@ from torch.nn import Parameter, init
 from torch.nn.functional import linear
 
 from ..autograd import aggregate_with_own, as_graph, maxk_aggregate
-from ..autograd.layers import gcn_convolution
+from ..autograd.layers import gcn_convolution, is_plain
 from ..autograd.maps import read_map
-from ..autograd.plain import is_plain
 from ..autograd.tensors.prepare import GraphLike
 from ..autograd.tensors.shared import Shared
 from ..autograd.tensors.tensors import GraphTensors

@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.nn.functional import linear, normalize
 
 from ..autograd import maxk_aggregate, spmm
-from ..autograd.layers import sage_convolution
+from ..autograd.layers import is_plain, sage_convolution
 from ..autograd.maps import read_map
-from ..autograd.plain import is_plain
 from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from ..autograd.tensors.shared import Shared, local_of
 from ..errors import ShapeError
