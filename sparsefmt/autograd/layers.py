@@ -272,7 +272,12 @@ def _propagated(
 
 
 def _sum_of_maps(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, scale: Any, own: Tensor, *options: Any
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    own: Tensor,
+    *options: Any,
 ) -> Tensor:
     tensors, one_more, transposed = options
     h = x if weight is None else linear(x, weight)
@@ -354,7 +359,12 @@ def sage_convolution(
 
 
 def _sage(
-    tensors: GraphTensors, early: bool, x: Tensor, weight: Tensor, bias: Any, own_weight: Tensor
+    tensors: GraphTensors,
+    early: bool,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    own_weight: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return the result, and for backward the mean features, or ``early`` the stacked weights."""
     feat = weight.shape[0]
@@ -369,7 +379,7 @@ def _sage(
 
 class _Sage(Function):
     @staticmethod
-    def forward(ctx: Ctx, x: Tensor, weight: Tensor, bias: Any, *args: Any) -> Tensor:
+    def forward(ctx: Ctx, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any) -> Tensor:
         own_weight, ctx.tensors, ctx.early = args
         y, saved = _sage(ctx.tensors, ctx.early, x, weight, bias, own_weight)
         ctx.save_for_backward(x, weight, own_weight, saved)

@@ -41,7 +41,12 @@ _graphs: dict[int, _Entry] = store({})
 
 
 def as_graph(
-    edge_index: Any, of_columns: Any, of_rows: Any = None, *, size: Any = None, name: str = ""
+    edge_index: Any,
+    of_columns: Tensor | None,
+    of_rows: Tensor | None = None,
+    *,
+    size: Sizes | None = None,
+    name: str = "",
 ) -> Any:
     """Return the graph of an ``edge_index`` or ``adj_t``, the same until that is changed or gone.
 
@@ -109,7 +114,7 @@ def as_graph(
     return outside(edge_index, sizes) if torch.compiler.is_compiling() else run(edge_index, sizes)
 
 
-def _fits(entry: _Entry, value: Any, of_columns: Any, of_rows: Any) -> bool:
+def _fits(entry: _Entry, value: object, of_columns: Tensor | None, of_rows: Tensor | None) -> bool:
     """Return True if a remembered graph still fits; False may mean "ask again"."""
     if entry.shape is None or entry.tensor() is not value or entry.state != state_of(value):
         return False
@@ -162,7 +167,7 @@ def state_of(part: Tensor | None) -> Any:
     return part._version, part.data_ptr(), part.shape, part.stride(), part.dtype
 
 
-def _length(value: Any) -> int | None:
+def _length(value: object) -> int | None:
     """Return the number of rows, None of what has none."""
     return value.shape[0] if isinstance(value, Tensor) and value.dim() else None
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..._caches import store
 from ...errors import DtypeError, IndexRangeError, ShapeError, UnsupportedError
-from ...formats.arrays import finish
+from ...formats.arrays import Array, finish
 from ...graph.built import slot
 from ...graph.graph import Graph
 from ...interop.torch import to_tensor
@@ -184,7 +184,7 @@ def _make(
         )
 
 
-def _own_types(values: Any) -> Tensor:
+def _own_types(values: Array | None) -> Tensor:
     """Convert the values of a graph to types of its edges."""
     if values is None:
         raise DtypeError(
