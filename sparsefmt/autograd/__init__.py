@@ -46,9 +46,9 @@ _MODULES = {
 _LEAVING = {
     "cbsr": "features_to_keep",
     "gcn": "unit_scales",
-    "layers": "gat_convolution gcn_convolution gin_convolution propagated sage_convolution",
+    "layers": "gat_convolution gcn_convolution gin_convolution sage_convolution is_plain "
+    "propagated",
     "matmul": "operands",
-    "plain": "is_plain",
     "sampling": "checked_strategy sample_width",
     "tensors.edge_index": "turned",
     "tensors.lifetimes": "noting",

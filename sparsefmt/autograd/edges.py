@@ -1,13 +1,11 @@
 """One number for each stored entry: dot products and softmax."""
 
-from typing import Any
-
 from torch import Tensor
 from torch.autograd import Function
 
 from ..ops.engine.bind import bind
 from .engine.library import LibraryOp
-from .engine.recording import taped
+from .engine.recording import Ctx, taped
 from .matmul import SDDMM, dot_products, multiply
 from .tensors.order import in_csr_order, in_own_order
 from .tensors.prepare import GraphLike, tensors_of
@@ -94,14 +92,14 @@ class _EdgeSoftmax(Function):
     """A softmax over the entries of each row."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, tensors: GraphTensors) -> Tensor:
+    def forward(ctx: Ctx, scores: Tensor, tensors: GraphTensors) -> Tensor:
         out = _softmax(scores, tensors)
         ctx.save_for_backward(out)
         ctx.tensors = tensors
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         inputs = *ctx.saved_tensors, grad
         return taped(_SoftmaxGradient, _softmax_gradient, inputs, ctx.tensors.current()), None
 
@@ -116,13 +114,13 @@ class _SoftmaxGradient(Function):
     """The gradient of a softmax, to be differentiated again."""
 
     @staticmethod
-    def forward(ctx: Any, p: Tensor, grad: Tensor, tensors: GraphTensors) -> Tensor:
+    def forward(ctx: Ctx, p: Tensor, grad: Tensor, tensors: GraphTensors) -> Tensor:
         ctx.save_for_backward(p, grad)
         ctx.tensors = tensors
         return _softmax_gradient(p, grad, tensors)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         p, inner = ctx.saved_tensors
         tensors = ctx.tensors.current()
         dp = dinner = None

@@ -16,7 +16,7 @@ from ..ops.gcn.cuda import gcn_unit_scales
 from .engine import checks as _check
 from .engine import library
 from .engine.library import LibraryOp
-from .engine.recording import once, taped
+from .engine.recording import Ctx, once, taped
 from .tensors.edge_index import as_graph
 from .tensors.order import in_csr_order, in_own_order
 from .tensors.prepare import GraphLike, graph_tensors, tensors_of
@@ -155,13 +155,13 @@ class _GcnNorm(Function):
     """The normalised values, with those of the loops if they are added."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, tensors: GraphTensors, loops: bool) -> Tensor:
+    def forward(ctx: Ctx, values: Tensor, tensors: GraphTensors, loops: bool) -> Tensor:
         ctx.save_for_backward(values)
         ctx.tensors, ctx.loops = tensors, loops
         return _norm(values, tensors, loops)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         (values,) = ctx.saved_tensors
         args = ctx.tensors.current().rows, values, grad, ctx.loops
         return once("gcn_norm", GCN_NORM_BACKWARD, *args), None, None

@@ -10,17 +10,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
+from torch._C._functorch import is_functorch_wrapped_tensor, maybe_current_level
+from torch.autograd import Function, forward_ad
+from torch.nn import Parameter
 from torch.nn.functional import linear
 
 from ..errors import UnsupportedError
+from ..graph.graph import Graph
 from . import attention
 from .cbsr import choose_features, spgemm, to_dense
 from .engine import checks, library
 from .engine.precision import bf16_is_allowed
-from .engine.recording import recorded, taped
+from .engine.recording import Ctx, recorded, taped
 from .matmul import SPMM, aggregated, csr_operands, multiply
-from .plain import applied
 from .tensors.prepare import GraphLike, tensors_of
 from .tensors.shared import Shared
 from .tensors.tensors import GraphTensors
@@ -178,6 +180,63 @@ def _add_own(
     return y
 
 
+# Layers in one node
+
+_TENSORS = (Tensor, Parameter)
+
+
+def is_plain(graph: object, x: Any, weight: Any, *others: Tensor | None) -> bool:
+    """Return True if a layer may run as one node, as most calls in eager mode may.
+
+    That is for plain tensors, ``x`` of shape (n, in_channels) and parameters ``weight``, of shape
+    (out_channels, in_channels) or (1,), and ``others``, of its dtype and device; and for a square
+    graph there, without values or with those of that dtype.  False for everything else, wrong or
+    not, within autocast, ``torch.compile``, ``torch.func`` and forward mode.
+    """
+    if (
+        torch.compiler.is_compiling()
+        or type(graph) is not Graph
+        or type(x) not in _TENSORS
+        or type(weight) not in _TENSORS
+        or x.dim() != 2
+        or forward_ad._current_level >= 0
+        or maybe_current_level() is not None
+        or is_functorch_wrapped_tensor(x)  # left behind by a transform
+        or is_functorch_wrapped_tensor(weight)
+    ):
+        return False
+    dtype, device = x.dtype, x.device
+    for other in others:
+        if other is not None and not (
+            type(other) in _TENSORS
+            and other.dtype is dtype
+            and other.device == device
+            and not is_functorch_wrapped_tensor(other)
+        ):
+            return False
+    tensors = tensors_of(graph)
+    values = tensors.csr_values
+    return (
+        x.shape[0] == tensors.n_rows == tensors.n_cols
+        and (weight.dim() == 1 or x.shape[1] == weight.shape[1])
+        and dtype is weight.dtype
+        and dtype in checks.FLOATING
+        and device == tensors.device == weight.device
+        and x.layout is torch.strided
+        and (values is None or values.dtype is dtype)
+        and not torch.is_autocast_enabled(tensors.kind)
+    )
+
+
+def applied(function: type[Function], *args: Any) -> Tensor:
+    """Apply a function in a call that ``is_plain``, for which torch's own ``apply`` does no more.
+
+    That looks at each argument for a wrapper that a transform has left behind.
+    """
+    out: Tensor = super(Function, function).apply(*args)  # type: ignore[misc]
+    return out
+
+
 def propagated(
     graph: GraphLike,
     x: Tensor,
@@ -213,7 +272,12 @@ def _propagated(
 
 
 def _sum_of_maps(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, scale: Any, own: Tensor, *options: Any
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    own: Tensor,
+    *options: Any,
 ) -> Tensor:
     tensors, one_more, transposed = options
     h = x if weight is None else linear(x, weight)
@@ -223,14 +287,14 @@ def _sum_of_maps(
 class _Propagated(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, *constants: Any
+        ctx: Ctx, x: Tensor, weight: Tensor | None, bias: Tensor | None, *constants: Any
     ) -> Tensor:
         scale, own, ctx.tensors, ctx.one_more, ctx.transposed = constants
         ctx.save_for_backward(None if weight is None else x, weight, scale, own)
         return _sum_of_maps(x, weight, bias, *constants)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scale, own = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
         dx = dw = None
@@ -295,7 +359,12 @@ def sage_convolution(
 
 
 def _sage(
-    tensors: GraphTensors, early: bool, x: Tensor, weight: Tensor, bias: Any, own_weight: Tensor
+    tensors: GraphTensors,
+    early: bool,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    own_weight: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return the result, and for backward the mean features, or ``early`` the stacked weights."""
     feat = weight.shape[0]
@@ -310,14 +379,14 @@ def _sage(
 
 class _Sage(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Any, *args: Any) -> Tensor:
+    def forward(ctx: Ctx, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any) -> Tensor:
         own_weight, ctx.tensors, ctx.early = args
         y, saved = _sage(ctx.tensors, ctx.early, x, weight, bias, own_weight)
         ctx.save_for_backward(x, weight, own_weight, saved)
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         of_x, of_weight, of_bias, of_own = ctx.needs_input_grad[:4]
         x, weight, own_weight, saved = ctx.saved_tensors
         tensors, dx, dw, dv = ctx.tensors.current(), None, None, None
@@ -385,8 +454,8 @@ class _GatLayer(Function):
     """A linear map, and attention of scores that vectors make of its result."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, *given: Any) -> Tensor:
-        source, target, bias, seed, ctx.tensors, ctx.numbers = given
+    def forward(ctx: Ctx, x: Tensor, weight: Tensor, *args: Any) -> Tensor:
+        source, target, bias, seed, ctx.tensors, ctx.numbers = args
         ctx.op, ctx.rounds = attention.GAT_OF_VECTORS_WITH_STATISTICS, bf16_is_allowed()
         inputs = linear(x, weight), source, target, bias, None, None, seed
         out, *statistics = ctx.op(ctx.tensors.rows, *inputs, *ctx.numbers)
@@ -395,11 +464,11 @@ class _GatLayer(Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, *saved = ctx.saved_tensors
         of_x, of_weight, _, _, of_bias = ctx.needs_input_grad[:5]
-        given = attention.GAT_OF_VECTORS_BACKWARD, grad, saved, False
-        dh, d_vectors, *_ = attention.gradients(ctx, "gat_of_vectors", *given, also=(x, weight))
+        args = attention.GAT_OF_VECTORS_BACKWARD, grad, saved, False
+        dh, d_vectors, *_ = attention.gradients(ctx, "gat_of_vectors", *args, also=(x, weight))
         d_source, d_target, *d_bias = d_vectors.unbind()
         return (
             torch.mm(dh, weight) if of_x else None,

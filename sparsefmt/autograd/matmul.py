@@ -20,7 +20,7 @@ from ..ops.engine.table import Op
 from ..ops.matmul.api import REDUCTIONS, summed
 from .engine import checks as _check
 from .engine.library import LibraryOp
-from .engine.recording import apart, once, recorded, taped
+from .engine.recording import Ctx, apart, once, recorded, taped
 from .tensors.order import in_csr_order, in_own_order
 from .tensors.prepare import GraphLike, tensors_of
 from .tensors.shared import Shared
@@ -213,7 +213,7 @@ class _Spmm(Function):
     """A sum or mean over the entries of each row."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *args: Any) -> Tensor:
+    def forward(ctx: Ctx, x: Tensor, *args: Any) -> Tensor:
         *factors, tensors, ctx.transposed, ctx.reduce = args
         read = any(ctx.needs_input_grad[1:4])  # only the gradients of factors read x
         ctx.save_for_backward(x if read else None, *factors)
@@ -224,7 +224,7 @@ class _Spmm(Function):
         return aggregated(side, x, *factors, ctx.reduce)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         tensors, transposed, needs = ctx.tensors.current(), ctx.transposed, ctx.needs_input_grad
         x, grad, factors = restored(ctx, ctx.saved_tensors, grad, tensors, transposed)
         values, rows, cols, _ = factors
@@ -253,7 +253,7 @@ class _SpmmArg(Function):
     """A max or min over the entries of each row; the gradient goes to the entries that won."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *args: Any) -> Tensor:
+    def forward(ctx: Ctx, x: Tensor, *args: Any) -> Tensor:
         *factors, ctx.tensors, _, ctx.reduce = args
         out: Tensor
         out, arg = SPMM_ARG(ctx.tensors.rows, x, *factors, ctx.reduce)
@@ -262,7 +262,7 @@ class _SpmmArg(Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, *factors, arg = ctx.saved_tensors
         tensors, needs = ctx.tensors.current(), ctx.needs_input_grad
         gradient = partial(once, ctx.reduce, refusal=_NOT_AGAIN)
@@ -304,7 +304,7 @@ class Factors(NamedTuple):
 
 
 def restored(
-    ctx: Any, saved: Any, grad: Tensor, tensors: GraphTensors, transposed: bool = False
+    ctx: Ctx, saved: Any, grad: Tensor, tensors: GraphTensors, transposed: bool = False
 ) -> tuple[Any, Tensor, Factors]:
     """Return features, the gradient of the result and the factors in backward's dtypes.
 
@@ -400,7 +400,7 @@ class _Sddmm(Function):
     """Dot products at the entries; the scales have no gradient here."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, *args: Any) -> Tensor:
+    def forward(ctx: Ctx, x: Tensor, y: Tensor, *args: Any) -> Tensor:
         *scales, ctx.tensors = args
         needs = ctx.needs_input_grad
         ctx.save_for_backward(x if needs[1] else None, y if needs[0] else None, *scales)
@@ -408,7 +408,7 @@ class _Sddmm(Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, y, row_scale, col_scale = ctx.saved_tensors
         tensors = ctx.tensors.current()
         dx = dy = None

@@ -19,7 +19,7 @@ from .edges import sddmm
 from .engine import checks as _check
 from .engine import library
 from .engine.library import LibraryOp
-from .engine.recording import recorded, taped
+from .engine.recording import Ctx, recorded, taped
 from .matmul import multiply
 from .tensors.prepare import GraphLike, tensors_of
 from .tensors.tensors import GraphTensors
@@ -146,13 +146,10 @@ def edge_combine(graph: GraphLike, left: Tensor, right: Tensor, op: str = "add")
 def _places(tensors: GraphTensors, transposed: bool) -> Tensor | None:
     """Return the number that each entry of the rows or columns has in the user's order."""
     side = tensors.side(transposed)
-    steps = tensors.order, side.perm if transposed else None
-    moves = [perm for perm in steps if perm is not None]
+    moves = [perm for perm in (tensors.order, side.perm) if perm is not None]
     dtype = side.indices.dtype
-    if not moves:
-        return None
-    if len(moves) == 1 and moves[0].dtype is dtype:
-        return moves[0]
+    if len(moves) < 2 and all(perm.dtype is dtype for perm in moves):
+        return moves[0] if moves else None
 
     def make() -> Tensor:
         places = moves[0] if len(moves) == 1 else moves[0].index_select(0, moves[1])
@@ -217,14 +214,14 @@ def _combined(
 
 class _Aggregate(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor | None, edges: Tensor, *args: Any) -> Tensor:
+    def forward(ctx: Ctx, x: Tensor | None, edges: Tensor, *args: Any) -> Tensor:
         ctx.tensors, ctx.transposed, ctx.message, ctx.reduce = args
         reads = ctx.message in ("mul", "relu_add")
         ctx.save_for_backward(x if reads else None, edges if reads else None)
         return _aggregated(x, edges, *args)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         tensors, scale = ctx.tensors.current(), None
         if ctx.reduce == "mean":
             scale = tensors.side(ctx.transposed).inverse_degree_beside(grad)
@@ -233,7 +230,7 @@ class _Aggregate(Function):
 
 
 def _gradients(
-    ctx: Any, tensors: GraphTensors, grad: Tensor, scale: Tensor | None
+    ctx: Ctx, tensors: GraphTensors, grad: Tensor, scale: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
     """Compute the gradients that are needed, in one pass over the edges."""
     (x, edges), (of_x, of_edges, *_) = ctx.saved_tensors, ctx.needs_input_grad
@@ -249,7 +246,7 @@ def _gradients(
 
 
 def _recorded_gradients(
-    ctx: Any, tensors: GraphTensors, grad: Tensor, scale: Tensor | None
+    ctx: Ctx, tensors: GraphTensors, grad: Tensor, scale: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
     """Compute the gradients that are needed by functions that can be differentiated again."""
     (x, edges), (of_x, of_edges, *_) = ctx.saved_tensors, ctx.needs_input_grad
@@ -275,7 +272,7 @@ def _recorded_gradients(
 
 class _Combine(Function):
     @staticmethod
-    def forward(ctx: Any, left: Tensor, right: Tensor | None, *args: Any) -> Tensor:
+    def forward(ctx: Ctx, left: Tensor, right: Tensor | None, *args: Any) -> Tensor:
         ctx.tensors, ctx.transposed, ctx.op = args
         needs, product = ctx.needs_input_grad, ctx.op == "mul"
         ctx.save_for_backward(
@@ -284,7 +281,7 @@ class _Combine(Function):
         return _combined(left, right, *args)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         (left, right), tensors = ctx.saved_tensors, ctx.tensors.current()
         message = "mul" if ctx.op == "mul" else "copy_edge"
         dleft = dright = None

@@ -19,7 +19,7 @@ from ..ops.engine.bind import word
 from ..ops.matmul.api import REDUCTIONS
 from .engine import checks as _check
 from .engine import library
-from .engine.recording import taped, untraced
+from .engine.recording import Ctx, taped, untraced
 from .matmul import SPMM, multiply
 from .tensors.edge_index import as_graph, wrong_graph
 from .tensors.prepare import GraphLike, tensors_of
@@ -126,7 +126,7 @@ _related_outside: Any = untraced(_related)
 
 
 def _operands(
-    graph: Graph, x: Any, weight: Tensor, own: Tensor | None
+    graph: Graph, x: Tensor, weight: Tensor, own: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Check the operands, and cast them as autocast would."""
     x, weight, own = library.narrowed(torch.device(graph.device).type, x, weight, own)
@@ -145,42 +145,30 @@ def _operands(
     width, wanted = weight.shape[-2] * times, (graph.shape[0], weight.shape[-1] * times)
     if own is not None and own.shape != wanted:
         raise ShapeError(f"own has shape {tuple(own.shape)}: give {wanted}.")
-    if own is not None:
-        _check_dtype("own", own, weight)
-    if not x.is_floating_point():
-        _check_ids(x, n_cols, blocks)
-        return x, weight, own
-    _check_dtype("x", x, weight)
-    if x.shape != (n_cols, width):
-        raise ShapeError(
-            f"x has shape {tuple(x.shape)}: give {(n_cols, width)}, a row for each column of the "
-            f"graph, of graph.shape == {graph.shape}, as wide as weight takes."
-        )
-    return x, weight, own
-
-
-def _check_dtype(name: str, value: Tensor, weight: Tensor) -> None:
-    """Check for the dtype of the weights."""
-    if value.dtype is not weight.dtype:
-        raise DtypeError(
-            f"{name} is {value.dtype} but weight is {weight.dtype}: give both in one dtype, "
-            f"{name}.to({weight.dtype}) for instance."
-        )
-
-
-def _check_ids(x: Tensor, n_cols: int, blocks: bool) -> None:
-    """Check for a row of the weights for each column of the graph."""
-    if blocks:
+    by_ids = not x.is_floating_point()
+    for name, value in (("own", own), ("x", None if by_ids else x)):
+        if value is not None and value.dtype is not weight.dtype:
+            raise DtypeError(
+                f"{name} is {value.dtype} but weight is {weight.dtype}: give both in one dtype, "
+                f"{name}.to({weight.dtype}) for instance."
+            )
+    if by_ids and blocks:
         raise DtypeError(
             f"x is {x.dtype} but weight has blocks, which ids cannot choose rows of: give "
             "floating features, or weights without blocks."
         )
     known = x.dtype in (torch.int64, torch.int32)
-    if not known or x.shape != (n_cols,):
+    if by_ids and not (known and x.shape == (n_cols,)):
         raise (ShapeError if known else DtypeError)(
             f"x is {x.dtype} of shape {tuple(x.shape)}: give floating features, or ids in "
             f"torch.int64 of shape ({n_cols},)."
         )
+    if not by_ids and x.shape != (n_cols, width):
+        raise ShapeError(
+            f"x has shape {tuple(x.shape)}: give {(n_cols, width)}, a row for each column of the "
+            f"graph, of graph.shape == {graph.shape}, as wide as weight takes."
+        )
+    return x, weight, own
 
 
 # Products with weights: all as blocks, of which most have one
@@ -226,13 +214,6 @@ def _of_relations(z: Tensor, count: int) -> Tensor:
     return z.reshape(n * count, blocks * (width // count))
 
 
-def _of_blocks(z: Tensor, count: int, blocks: int) -> Tensor:
-    """Convert (n * count, blocks * out) to (blocks, n, count * out)."""
-    n, width = z.shape[0] // count, z.shape[1] // blocks
-    z = z.reshape(n, count, blocks, width).permute(2, 0, 1, 3)
-    return z.reshape(blocks, n, count * width)
-
-
 def _summed(
     x: Tensor,
     weight: Tensor,
@@ -265,13 +246,13 @@ def _reduction(tensors: GraphTensors, reduce: str) -> str:
 
 class _Relational(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, own: Tensor | None, *args: Any) -> Tensor:
+    def forward(ctx: Ctx, x: Tensor, weight: Tensor, own: Tensor | None, *args: Any) -> Tensor:
         _, ctx.groups, ctx.reduce = args
         ctx.save_for_backward(x, weight)
         return _summed(x, weight, own, *args)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_own = ctx.needs_input_grad[:3]
         blocks = weight.shape[1]
@@ -283,7 +264,8 @@ class _Relational(Function):
             mean = _reduction(tensors, ctx.reduce) == "mean"
             scale = tensors.rows.inverse_degree_beside(grad) if mean else None
             dz = multiply(tensors, True, grad, tensors.csr_values, None, scale)
-            dz = _of_blocks(dz, count, blocks)
+            shape = dz.shape[0] // count, count, blocks, dz.shape[1] // blocks
+            dz = dz.reshape(shape).permute(2, 0, 1, 3).reshape(blocks, shape[0], count * shape[3])
             if of_weight:
                 parts += _zeros(weight, group.first - end)
                 h = _sources(_by_blocks(x, blocks), group)

@@ -166,7 +166,7 @@ class GraphBuilt(Built):
         """Return the permutation from CSR order to CSC order."""
         return self.inverse() if flipped else self.csc()[1]
 
-    def with_data(self, values: Any) -> "GraphBuilt":
+    def with_data(self, values: Array | None) -> "GraphBuilt":
         """Return the same structure with other values, in the user's order, or none."""
         result = GraphBuilt(self.structure.with_data(values))
         own = result.structure.data

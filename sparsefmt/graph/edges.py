@@ -12,6 +12,7 @@ import numpy as np
 from .._caches import cache
 from ..errors import IndexRangeError, SparseFmtError
 from ..formats import checks
+from ..formats.arrays import Array
 from ..formats.compressed import COO
 from ..interop.pyg import from_edge_index
 from ..interop.torch import is_tensor
@@ -37,7 +38,7 @@ class Edges:
 
     __slots__ = ("__weakref__", "device_number", "index", "nnz", "shape", "weight")
 
-    def __init__(self, index: Any, weight: Any, shape: tuple[int, int]) -> None:
+    def __init__(self, index: Array, weight: Array | None, shape: tuple[int, int]) -> None:
         # An alias: a graph that is kept with the user's tensor must not keep that alive.
         self.index = index.detach().contiguous()
         self.weight, self.shape = weight, shape
@@ -95,7 +96,7 @@ def _fault(edges: Edges | None, shape: tuple[int, int], fault: int) -> SparseFmt
     )
 
 
-def edges_of(edge_index: Any, edge_weight: Any, num_nodes: Any) -> Edges | None:
+def edges_of(edge_index: Any, edge_weight: Array | None, num_nodes: Any) -> Edges | None:
     """Take edges as they are where they are plain CUDA tensors; None for what needs more.
 
     Raises
@@ -154,14 +155,14 @@ def joined_edges(
     return Edges(index, weight, (rows[-1], cols[-1]))
 
 
-def _is_strided(tensor: Any, axes: int, dtypes: tuple[str, ...]) -> bool:
+def _is_strided(tensor: Array, axes: int, dtypes: tuple[str, ...]) -> bool:
     """Return True for a strided tensor, no subclass, of one of these dtypes."""
     torch = sys.modules["torch"]
     strided = tensor.layout is torch.strided and tensor.dim() == axes
     return type(tensor) is torch.Tensor and strided and tensor.dtype in _dtypes(*dtypes)
 
 
-def _goes_along(weight: Any, index: Any) -> bool:
+def _goes_along(weight: Array, index: Array) -> bool:
     """Return True if weights can be read as they are: a constant for each edge."""
     return (
         is_tensor(weight)

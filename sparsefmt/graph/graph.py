@@ -100,10 +100,10 @@ class Graph(Shaped):
     def from_edge_index(
         cls,
         edge_index: Any,
-        edge_weight: Any = None,
+        edge_weight: Array | None = None,
         *,
         num_nodes: int | tuple[int, int] | None = None,
-        batch: Any = None,
+        batch: Array | None = None,
     ) -> "Graph":
         """Make a graph from PyG's arrays: ``edge_index[0]`` are sources, ``edge_index[1]`` targets.
 
@@ -144,7 +144,7 @@ class Graph(Shaped):
         return graph
 
     @classmethod
-    def _of_edges(cls, edge_index: Any, edge_weight: Any, num_nodes: Any) -> "Graph":
+    def _of_edges(cls, edge_index: Any, edge_weight: Array | None, num_nodes: Any) -> "Graph":
         """Make a graph of edges, as ``from_edge_index`` takes them."""
         edges = edges_of(edge_index, edge_weight, num_nodes)
         if edges is None and adjacency.is_adj_t(edge_index):
@@ -276,7 +276,7 @@ class Graph(Shaped):
         """Return (nnz,) from CSR order to CSC order: ``csc.data == csr.data[csc_perm]``."""
         return self._built.places(self._flipped)
 
-    def with_data(self, data: Any) -> "Graph":
+    def with_data(self, data: Array | None) -> "Graph":
         """Return the same structure with other edge values, in the order of ``structure``, or none.
 
         What was built is shared, its values exchanged.

@@ -8,9 +8,8 @@ from torch.nn import Linear, Parameter
 from torch.nn.functional import leaky_relu, linear
 
 from ..autograd import as_graph, edge_combine, gat_aggregate, gat_of_vectors, gatv2_aggregate
-from ..autograd.layers import gat_convolution
+from ..autograd.layers import gat_convolution, is_plain
 from ..autograd.maps import read_map
-from ..autograd.plain import is_plain
 from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from ..errors import DtypeError
 from ._attention import LoopedAttention

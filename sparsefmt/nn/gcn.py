@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 
 from ..autograd import aggregate_with_own, as_graph, maxk, maxk_aggregate
 from ..autograd.cbsr import features_to_keep
-from ..autograd.layers import gcn_convolution
+from ..autograd.layers import gcn_convolution, is_plain
 from ..autograd.maps import read_map
 from ..autograd.plain import is_plain
 from ..autograd.tensors.prepare import GraphLike, tensors_of

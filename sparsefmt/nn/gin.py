@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import Linear, Module, Parameter, Sequential
 
 from ..autograd import aggregate_with_own, maxk, maxk_aggregate, message_aggregate, spmm
-from ..autograd.layers import gin_convolution, propagated
+from ..autograd.layers import gin_convolution, is_plain, propagated
 from ..autograd.maps import calls_forward_alone, read_map
 from ..autograd.plain import is_plain
 from ..autograd.tensors.prepare import GraphLike

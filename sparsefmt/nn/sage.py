@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import linear, normalize
 
 from ..autograd import maxk_aggregate, spmm
-from ..autograd.layers import sage_convolution
+from ..autograd.layers import is_plain, sage_convolution
 from ..autograd.maps import read_map
 from ..autograd.plain import is_plain
 from ..autograd.tensors.prepare import GraphLike

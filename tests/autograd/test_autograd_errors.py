@@ -68,6 +68,16 @@ REFUSED = [
     (lambda: maxk_aggregate(GRAPH.csr, X, 2), DtypeError, "graph is a CSR: give a sparsefmt.Graph"),
     (lambda: maxk_aggregate(GRAPH, Y, 2), ShapeError, "x has 9 rows but the graph has 6 columns"),
     (lambda: maxk_aggregate(GRAPH, X, 2, A[1:]), ShapeError, f"edge_weight .* has {NNZ} stored"),
+    (
+        lambda: maxk_aggregate(GRAPH, X, 2, A[1:, None].long()),
+        DtypeError,
+        r"edge_weight is torch.int64",
+    ),
+    (
+        lambda: maxk_aggregate(GRAPH, X, 2, A[1:, None]),
+        ShapeError,
+        rf"has {NNZ} stored entries: give one value each, shape \({NNZ},\)",
+    ),
     (lambda: maxk_aggregate(GRAPH, X, 5), ShapeError, "k is 5 but a row has 4 features"),
     (lambda: maxk_aggregate(GRAPH, X, A), DtypeError, "k is a Tensor: give an integer"),
     (lambda: maxk_aggregate(GRAPH, X, False), DtypeError, "k is False: give an integer"),

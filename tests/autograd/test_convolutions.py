@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sparsefmt import Graph, ShapeError, UnsupportedError, nn  # noqa: E402
-from sparsefmt.autograd.plain import is_plain  # noqa: E402
+from sparsefmt.autograd.layers import is_plain  # noqa: E402
 from sparsefmt.interop.pyg import from_edge_index  # noqa: E402
 from sparsefmt.nn import gat, gcn, gin, sage  # noqa: E402
 

@@ -29,7 +29,7 @@ CASES = {
     "gcn_norm": ((lambda x, e: (e,)), {}, "gcn_norm_csr_numba"),
     "message_aggregate": ((lambda x, e: (x, e[:, None] + x[0])), {}, "message_aggregate_numba"),
     "edge_combine": ((lambda x, e: (x, x)), {}, "edge_combine_numba"),
-    "propagate": ((lambda x, e: (x, x[:, 0].contiguous(), x[:1, 0])), {}, "spmm_with_own_numba"),
+    "propagate": ((lambda x, e: (x, x[:, 0].contiguous(), x[:1, 0])), {}, "spmm_csr_embedding_bag"),
     "aggregate_with_own": ((lambda x, e: (x, x[:1, 0])), {}, "spmm_csr_embedding_bag"),
 }
 

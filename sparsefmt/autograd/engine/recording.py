@@ -1,6 +1,6 @@
 """Which calls autograd records, and refusals of those that it cannot record."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -9,6 +9,8 @@ from torch.autograd import Function, forward_ad
 
 from ...errors import UnsupportedError
 
+#: The context of a Function, which keeps what it likes on it.
+Ctx: TypeAlias = Any
 #: Makes of a function one that torch.compile does not trace.  Torch's own way to do so imports its
 #: compiler where that function is called, not here, which takes 0.7 s: call it in traced code only.
 untraced: Any = getattr(torch._compile, "_disable_dynamo", None) or torch.compiler.disable
@@ -76,12 +78,12 @@ def once(
 
 class _Once(Function):
     @staticmethod
-    def forward(ctx: Any, refusal: str, name: str, instead: str, compute: Any, *args: Any) -> Any:
+    def forward(ctx: Ctx, refusal: str, name: str, instead: str, compute: Any, *args: Any) -> Any:
         ctx.refusal, ctx.name, ctx.instead = refusal, name, instead
         return compute(*args)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Ctx, *grads: Any) -> Any:
         raise UnsupportedError(ctx.refusal.format(name=ctx.name, instead=ctx.instead))
 
 

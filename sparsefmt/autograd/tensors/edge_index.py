@@ -41,13 +41,18 @@ _graphs: dict[int, _Entry] = store({})
 
 
 def as_graph(
-    given: Any, of_columns: Any, of_rows: Any = None, *, size: Any = None, name: str = ""
+    edge_index: Any,
+    of_columns: Tensor | None,
+    of_rows: Tensor | None = None,
+    *,
+    size: Sizes | None = None,
+    name: str = "",
 ) -> Any:
     """Return the graph of an ``edge_index`` or ``adj_t``, the same until that is changed or gone.
 
     Parameters
     ----------
-    given : Graph, Tensor or SparseTensor
+    edge_index : Graph, Tensor or SparseTensor
         A tensor of int32 or int64 and shape (2, n_edges), sources then targets, where the features
         are; PyG's ``EdgeIndex``; or a sparse tensor of shape (n_target, n_source), torch's or one
         of torch_sparse.
@@ -69,7 +74,7 @@ def as_graph(
     Raises
     ------
     DtypeError
-        If there is a name, and ``given`` is no such thing.
+        If there is a name, and ``edge_index`` is no such thing.
     IndexRangeError
         If an id is negative or too large; of CUDA tensors as ``Graph.from_edge_index`` says.
     FormatError, UnsupportedError
@@ -81,24 +86,24 @@ def as_graph(
     inference mode have none: their graph is made at each call.  ``torch.compile`` breaks its graph
     here: give it a ``Graph``.
     """
-    if type(given) is Graph:
-        return given
+    if type(edge_index) is Graph:
+        return edge_index
     if size is None and not torch.compiler.is_dynamo_compiling():
-        entry = _graphs.get(id(given))
-        if entry is not None and _fits(entry, given, of_columns, of_rows):
+        entry = _graphs.get(id(edge_index))
+        if entry is not None and _fits(entry, edge_index, of_columns, of_rows):
             return entry.graph
-    if isinstance(given, Graph | GraphTensors):
-        return given
-    if isinstance(given, Shared):
-        return given if given.whole is None else given.whole
-    if _is_edge_tensor(given):
+    if isinstance(edge_index, Graph | GraphTensors):
+        return edge_index
+    if isinstance(edge_index, Shared):
+        return edge_index if edge_index.whole is None else edge_index.whole
+    if _is_edge_tensor(edge_index):
         run, outside = _of_edge_tensor, _of_edge_tensor_outside
-    elif is_adj_t(given) or is_edge_index(given):
+    elif is_adj_t(edge_index) or is_edge_index(edge_index):
         run, outside = _of_pyg, _of_pyg_outside
     elif name:
-        raise wrong_graph(given, name)
+        raise wrong_graph(edge_index, name)
     else:
-        return given
+        return edge_index
     n_cols = _length(of_columns)
     n_rows = n_cols if of_rows is None else _length(of_rows)
     if size is not None:
@@ -106,10 +111,10 @@ def as_graph(
         n_rows = n_cols if of_rows is None else n_rows
         n_rows = n_rows if size[1] is None else size[1]
     sizes = n_cols, n_rows
-    return outside(given, sizes) if torch.compiler.is_compiling() else run(given, sizes)
+    return outside(edge_index, sizes) if torch.compiler.is_compiling() else run(edge_index, sizes)
 
 
-def _fits(entry: _Entry, value: Any, of_columns: Any, of_rows: Any) -> bool:
+def _fits(entry: _Entry, value: object, of_columns: Tensor | None, of_rows: Tensor | None) -> bool:
     """Return True if a remembered graph still fits; False may mean "ask again"."""
     if entry.shape is None or entry.tensor() is not value or entry.state != state_of(value):
         return False
@@ -162,7 +167,7 @@ def state_of(part: Tensor | None) -> Any:
     return part._version, part.data_ptr(), part.shape, part.stride(), part.dtype
 
 
-def _length(value: Any) -> int | None:
+def _length(value: object) -> int | None:
     """Return the number of rows, None of what has none."""
     return value.shape[0] if isinstance(value, Tensor) and value.dim() else None
 

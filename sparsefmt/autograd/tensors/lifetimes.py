@@ -12,16 +12,9 @@ noted: list[Any] | None = None
 def noting() -> Iterator[list[Any]]:
     """Yield a list of what a run reads, for those who record it as a CUDA graph.
 
-    Returns
-    -------
-    list
-        Of a ``with`` statement.  At its end it holds the tensors of these graphs, all that was
-        built of them, and what plans keep of constants: memory that must stay for as long as the
-        CUDA graph is replayed.
-
-    Notes
-    -----
-    Of all threads, since backward runs on others.
+    At the end it holds the tensors of these graphs, all that was built of them, and what plans keep
+    of constants: memory that must stay for as long as the CUDA graph is replayed.  That is what all
+    threads read, since backward runs on others.
     """
     global noted
     before, parts = noted, list[Any]()

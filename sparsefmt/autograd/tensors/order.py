@@ -1,13 +1,13 @@
 """Values of edges between the order in which the user gave the edges and CSR order."""
 
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..engine.recording import taped
+from ..engine.recording import Ctx, taped
 from .prepare import GraphLike, tensors_of
 from .tensors import GraphTensors
 
@@ -51,10 +51,10 @@ class _Moved(Function):
     """A gather, whose gradient is the gather by the inverse: no sums, no atomics."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, tensors: GraphTensors, to_csr: bool) -> Tensor:
+    def forward(ctx: Ctx, values: Tensor, tensors: GraphTensors, to_csr: bool) -> Tensor:
         ctx.tensors, ctx.to_csr = tensors, to_csr
         return _gathered(values, tensors, to_csr)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         return in_csr_order(ctx.tensors.current(), grad, not ctx.to_csr), None, None

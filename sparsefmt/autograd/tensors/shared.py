@@ -36,7 +36,7 @@ class Shared(Protocol, metaclass=_Declared):
     def square(self) -> Graph:
         """Return the graph ``local`` with a row for each source, of a square graph."""
 
-    def check(self, name: str, x: Any, *, of: str = "sources", dims: int | None = 2) -> None:
+    def check(self, name: str, x: Tensor, *, of: str = "sources", dims: int | None = 2) -> None:
         """Raise if features have no row for each of the sources, or "targets", here."""
 
     def extended(self, x: Tensor) -> Tensor:

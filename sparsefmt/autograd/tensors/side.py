@@ -1,11 +1,12 @@
 """One orientation of a structure as tensors, and what is made of these once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...formats.arrays import Array
 from ...formats.base import Built
 from ...formats.compressed import CSR
 from ...interop.torch import to_tensor
@@ -21,9 +22,9 @@ class TensorStore:
     def __init__(self, leaf: Any) -> None:
         self.device: Any = getattr(leaf, "device", None)  # a tracer's leaf may be anything
         self._built = Built()
-        self._marks: dict[Any, Report] = {}  # reports on what a stream may still make
+        self._marks: dict[Hashable, Report] = {}  # reports on what a stream may still make
 
-    def kept(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
+    def kept(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """Return the tensor that ``make()`` returned for ``key`` at the first call.
 
         Anew where ``torch.compile`` traces, and in a capture unless it is there and done.
@@ -35,7 +36,7 @@ class TensorStore:
             cached = self._make(key, make)  # or get what another thread makes at this time
         return cached if not self._marks else self._reached(key, cached, make)
 
-    def _reached(self, key: Any, cached: Tensor, make: Callable[[], Tensor]) -> Tensor:
+    def _reached(self, key: Hashable, cached: Tensor, make: Callable[[], Tensor]) -> Tensor:
         """Let the current stream read what another one may still be making."""
         report = self._marks.get(key)
         if report is None:
@@ -46,7 +47,7 @@ class TensorStore:
             self._marks.pop(key, None)
         return cached
 
-    def _make(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
+    def _make(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """Make the tensor of that name, on no tape; streams that did not make it wait for it."""
         cuda = self.device.type == "cuda"
         if cuda and torch.cuda.is_current_stream_capturing():
@@ -103,7 +104,7 @@ class Side(TensorStore):
         return plan
 
     @classmethod
-    def of(cls, csr: CSR, perm: Any) -> "Side":
+    def of(cls, csr: CSR, perm: Array | None) -> "Side":
         """Make the tensors over the arrays of ``csr``."""
         order = None if perm is None else to_tensor(perm)
         parts = to_tensor(csr.indptr), to_tensor(csr.indices), csr.n_cols

@@ -170,13 +170,7 @@ class GraphTensors(TensorStore):
                 self.building = *self.building, columns.report
 
     def settle(self) -> None:
-        """Let the current stream read what is being built; take what is done as it is.
-
-        Raises
-        ------
-        IndexRangeError
-            If an edge names a vertex that does not exist, and the GPU has come so far.
-        """
+        """Let the current stream read what is being built; take what is done as it is."""
         building = self.building
         if not building:
             self.asks_left -= 1
@@ -214,7 +208,7 @@ class GraphTensors(TensorStore):
                     part.record_stream(stream)
 
     def wait(self) -> None:
-        """Wait for what is being built; errors are those of ``settle``."""
+        """Wait for what is being built; errors are those of ``current``."""
         for report in self.building:
             report.wait()
         self.settle()

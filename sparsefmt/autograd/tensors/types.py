@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..._caches import store
 from ...errors import DtypeError, IndexRangeError, ShapeError, UnsupportedError
-from ...formats.arrays import finish
+from ...formats.arrays import Array, finish
 from ...graph.built import slot
 from ...graph.graph import Graph
 from ...interop.torch import to_tensor
@@ -96,30 +96,23 @@ class _Cache(dict[Hashable, tuple[Any, Any]]):
             same = all(weak() is tensor for weak, tensor in zip(refs, tensors, strict=True))
             if same and before == state:
                 return cached[1]
-        _refuse_capture()
-        made = make()
-        forget = partial(_forget, ref(self), name)
+        started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        if started and torch.cuda.is_current_stream_capturing():
+            raise UnsupportedError(
+                "types of edges, or ids, are new in the capture of a CUDA graph, which cannot wait "
+                "to look at them: keep their tensors outside of the step, and run it once before."
+            )
+        made, weak = make(), ref(self)
+
+        def forget(_: object) -> None:
+            cache = weak()
+            if cache is not None:
+                cache.pop(name, None)
+
         refs = [ref(tensor, forget) for tensor in tensors]
         aliases = [tensor.detach() for tensor in tensors]
         self[name] = (refs, state, aliases), made
         return made
-
-
-def _refuse_capture() -> None:
-    """Refuse to look at types or ids where a CUDA graph is captured, which cannot wait."""
-    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    if started and torch.cuda.is_current_stream_capturing():
-        raise UnsupportedError(
-            "types of edges, or ids, are new in the capture of a CUDA graph, which cannot wait to "
-            "look at them: keep their tensors outside of the step, and run it once before."
-        )
-
-
-def _forget(weak: "ref[_Cache]", name: Hashable, _: Any) -> None:
-    """Drop what was made of tensors, one of which is gone."""
-    cache = weak()
-    if cache is not None:
-        cache.pop(name, None)
 
 
 def check_types(graph: Graph, edge_type: Any) -> None:
@@ -191,7 +184,7 @@ def _make(
         )
 
 
-def _own_types(values: Any) -> Tensor:
+def _own_types(values: Array | None) -> Tensor:
     """Convert the values of a graph to types of its edges."""
     if values is None:
         raise DtypeError(
