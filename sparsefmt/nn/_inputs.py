@@ -36,13 +36,7 @@ def check_number(name: str, value: object) -> None:
 
 
 def in_pair(in_channels: Any) -> tuple[int, int]:
-    """Return the features of sources and of targets that a layer takes, -1 if ``x`` tells.
-
-    Raises
-    ------
-    DtypeError, ShapeError
-        If ``in_channels`` is no integer, 1 or more or -1, and no pair of them.
-    """
+    """Return the features of sources and of targets that a layer takes, -1 if ``x`` tells."""
     if not isinstance(in_channels, tuple | list):
         check_in_channels(in_channels)
         return in_channels, in_channels
@@ -55,7 +49,7 @@ def in_pair(in_channels: Any) -> tuple[int, int]:
     return in_channels[0], in_channels[1]
 
 
-def check_in_channels(value: Any, name: str = "in_channels") -> None:
+def check_in_channels(value: object, name: str = "in_channels") -> None:
     """Check for an integer, 1 or more, or -1 for as many as the first features have."""
     if type(value) is not int or value != -1:
         check_counts(", or -1 for those of the first x", **{name: value})
@@ -117,10 +111,9 @@ class Ends(NamedTuple):
         return ends._replace(source=ends.shared.extended(ends.source))
 
     def squared(self) -> "Ends":
-        """Add the vertices of other processes to the targets, without entries.
+        """Add the vertices of other processes to the targets, without entries, on a GPU.
 
-        So an aggregation of one set of vertices serves a graph that processes share.  On a GPU,
-        where rows too many cost little: on the CPU all of them are gone over.
+        So an aggregation of one set of vertices serves a graph that processes share.
         """
         if self.shared is None or not self.alike or not takes_rows_too_many(self.source):
             return self
@@ -278,7 +271,7 @@ def check_input(
     return tensors
 
 
-def check_edge_weight(value: Any, graph: GraphTensors) -> None:
+def check_edge_weight(value: object, graph: GraphTensors) -> None:
     """Refuse weights of heads, which products take and layers of one weight an edge do not."""
     if isinstance(value, Tensor) and value.dim() != 1:
         raise ShapeError(

@@ -31,6 +31,8 @@ from ._passing import SUM, Convolution, Options, Passing, PassingOptions
 class OfNetwork(Passing):
     """A layer that ends in a network of the user's, which gets ``1 + eps`` of each vertex too."""
 
+    _shown = ("nn",)
+
     def _add_network(self, nn: Any, eps: float, train_eps: bool) -> None:
         """Keep the network, and build ``eps``."""
         if isinstance(nn, type):
@@ -47,9 +49,6 @@ class OfNetwork(Passing):
             self.eps = Parameter(torch.empty(1))
         else:
             self.register_buffer("eps", torch.empty(1))
-
-    def _shown(self) -> list[str]:
-        return [f"nn={self.nn}"]
 
     def reset_parameters(self) -> None:
         """Reset ``nn``, or its parts that can be, and set ``eps`` to what was given."""
@@ -160,13 +159,11 @@ class GINConv(OfNetwork, Convolution):
         nn, eps = self.nn, self.eps
         first, *rest = [*nn] if calls_forward_alone(nn, Sequential) and len(nn) else [nn]
         args = read_map(first) if isinstance(first, Linear) else None
+        if not is_plain(graph, x, *(args or ()), eps):
+            return None
         if args is None:
-            if not is_plain(graph, x, eps):
-                return None
             check_fit(nn, x)
             return called(nn, propagated(graph, x, None, eps, one_more=True))
-        if not is_plain(graph, x, *args, eps):
-            return None
         y = gin_convolution(graph, x, eps, *args)
         for module in rest:
             y = called(module, y)
@@ -287,7 +284,7 @@ class GINEConv(OfNetwork):
 
         return called(self.nn, self._with_own(summed(source), ends, ends.target))
 
-    def _of_edges(self, edge_attr: Any, ends: Ends) -> Tensor:
+    def _of_edges(self, edge_attr: object, ends: Ends) -> Tensor:
         """Check the features of edges, and map them where there is a map."""
         if edge_attr is None:
             raise DtypeError(
