@@ -46,10 +46,9 @@ def check_fill(fill_value: object) -> None:
 def entries_with_loops(
     ends: Ends, features: Tensor | None, own: Tensor | None
 ) -> tuple[GraphLike, Tensor | None]:
-    """Add one loop to each vertex that is a row and a column, behind the entries that are none.
+    """Return the graph of entries but loops, then one loop for each vertex, and their features.
 
-    Returns the graph, and features in its order, which is PyG's: the other entries in the user's
-    order, then loops by vertices, whose features are ``own``.
+    Vertices are rows and columns.  Features of their loops are ``own``; the order is PyG's.
     """
     (edges, others), tensors = with_loops(ends.graph), ends.tensors
     if features is not None and own is not None:
@@ -58,10 +57,8 @@ def entries_with_loops(
 
 
 def _reduced(graph: GraphLike, tensors: GraphTensors, features: Tensor, reduce: str) -> Tensor:
-    """Reduce features of each row's entries but loops, (n, width): none to 0, a product to 1.
-
-    By torch, whose gradients are PyG's: equal ones share them.
-    """
+    """Reduce features of each row's entries but loops, (n, width): none to 0, a product to 1."""
+    # By torch, whose gradients are PyG's: equal ones share them.
     others = with_loops(graph)[1]
     rows = tensors.kept("rows of others", lambda: rows_and_columns(graph)[0].long()[others])
     features, product = features[others], reduce == "prod"
@@ -88,10 +85,7 @@ def _sums(graph: GraphLike, tensors: GraphTensors, features: Tensor, reduce: str
 
 
 def check_edge_features(edge_attr: object, tensors: GraphTensors, layer: Linear | None) -> Tensor:
-    """Check features of edges, (nnz, edge_dim), beside the map of a layer.
-
-    Those of one feature may lack its axis.  A lazy map is made for them.
-    """
+    """Check features of edges, (nnz, edge_dim) or (nnz,), beside their map; make a lazy one."""
     if not isinstance(edge_attr, Tensor):
         raise DtypeError(f"edge_attr is a {type(edge_attr).__name__}: give a torch.Tensor.")
     if layer is None:
@@ -116,12 +110,11 @@ def check_edge_features(edge_attr: object, tensors: GraphTensors, layer: Linear 
     return features
 
 
-def as_given(edge_index: Any, graph: GraphLike, weights: Tensor, *, looped: bool = False) -> Any:
-    """Return the edges and their weights, as PyG's layers do for such a graph.
+def in_form_of(edge_index: Any, graph: GraphLike, weights: Tensor, *, looped: bool = False) -> Any:
+    """Return edges and weights in the form that PyG's layers have for such an ``edge_index``.
 
-    ``graph`` is that of the entries that have ``weights``, (nnz, heads), in its order; ``looped``
-    tells that its loops are others than those of what the user gave, ``edge_index``.  Of a sparse
-    tensor the edges are that with weights as values; of a SparseTensor only that comes back.
+    ``graph`` is that of ``weights``, (nnz, heads), in its order; ``looped`` tells that its loops
+    are others than those of ``edge_index``.  Sparse tensors get the weights as values.
     """
     sparse = isinstance(edge_index, Tensor) and edge_index.layout is not torch.strided
     if isinstance(edge_index, Tensor) and not sparse and not looped:
@@ -314,7 +307,7 @@ class LoopedAttention(Attention):
         if weights is None or not with_weights:
             return y
         graph = self._turned(graph, None)  # that along which messages flow
-        return y, as_given(edge_index, graph, weights.to(y.dtype), looped=self.add_self_loops)
+        return y, in_form_of(edge_index, graph, weights.to(y.dtype), looped=self.add_self_loops)
 
     def _entries(self, ends: Ends, features: Tensor | None) -> tuple[GraphLike, Tensor | None]:
         """Return the entries that attention goes over, loops included, and their features."""
@@ -324,10 +317,7 @@ class LoopedAttention(Attention):
         return entries_with_loops(ends, features, own)
 
     def _loop_features(self, ends: Ends, features: Tensor) -> Tensor:
-        """Compute features of the loops of vertices that are rows and columns, (n_loops, width).
-
-        By ``edge_index[1]`` whatever flows, as in PyG.
-        """
+        """Compute features of loops, (n_loops, width), by ``edge_index[1]`` as PyG does."""
         if self.flow != FORWARD:
             ends = ends.along(self._turned(ends.graph, None))
         tensors, fill = ends.tensors, self.fill_value

@@ -55,13 +55,13 @@ def check_in_channels(value: object, name: str = "in_channels") -> None:
         check_counts(", or -1 for those of the first x", **{name: value})
 
 
-def check_counts(others: str = "", /, **counts: object) -> None:
-    """Check for integers, 1 or more, by their names; ``others`` says what else may be given."""
+def check_counts(also: str = "", /, **counts: object) -> None:
+    """Check for integers, 1 or more, by their names; ``also`` says what else may be given."""
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, Integral):
-            raise DtypeError(f"{name} is {value!r}: give an integer, 1 or more{others}.")
+            raise DtypeError(f"{name} is {value!r}: give an integer, 1 or more{also}.")
         if value < 1:
-            raise ShapeError(f"{name} is {value}: give 1 or more{others}.")
+            raise ShapeError(f"{name} is {value}: give 1 or more{also}.")
 
 
 def check_square(graph: GraphTensors, named: bool) -> None:
@@ -126,10 +126,7 @@ class Ends(NamedTuple):
 
 
 def ends_of(x: Any, edge_index: GraphLike, size: Any) -> Ends:
-    """Check a tuple of features of sources and targets, with the graph between them.
-
-    Static ones have more axes before that of vertices.  Or features of all vertices and a ``size``.
-    """
+    """Check a tuple of features of both ends, or features and a ``size``, with their graph."""
     pair = isinstance(x, tuple) or (isinstance(x, list) and len(x) == 2)
     if pair and len(x) != 2:
         raise ShapeError(f"x has {len(x)} parts: give (x, x_target), features of both ends.")
@@ -210,10 +207,7 @@ def _check_size(size: Any, source: Any, target: Any) -> None:
 def check_end(
     name: str, x: Any, rows: int, axis: str, graph: GraphTensors, *, sparse: bool = False
 ) -> None:
-    """Check the features of one end of a graph: (..., rows, feat), floating, where the graph is.
-
-    Those for a product may be ``sparse``.
-    """
+    """Check features of an end of a graph, (..., rows, feat); those for a product may be sparse."""
     if not isinstance(x, Tensor):
         raise DtypeError(f"{name} is a {type(x).__name__}: give a torch.Tensor.")
     if x.layout is not torch.strided and not sparse:

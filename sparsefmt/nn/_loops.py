@@ -297,10 +297,7 @@ def over_vertices(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def gathered(module: Module, graph: GraphLike, x: Tensor, edge_weight: Tensor | None) -> Tensor:
-    """Aggregate features of sources by PyG's module: edges by their targets, as some need them.
-
-    Those of one target stay in the user's order.
-    """
+    """Aggregate features of sources by PyG's module, which gets the edges by their targets."""
     tensors = graph_tensors(graph)
 
     def by_targets() -> Tensor:

@@ -16,7 +16,6 @@ from ..autograd.tensors.edge_index import turned
 from ..autograd.tensors.prepare import GraphLike
 from ..autograd.tensors.shared import Shared
 from ..errors import DtypeError, ShapeError, UnsupportedError
-from ..graph.graph import Graph
 from ._inputs import Ends, by_vertex, check_counts, check_input, ends_of, shared_ends
 
 _PYG = "torch_geometric.nn.conv.message_passing"
@@ -187,7 +186,9 @@ class Passing(Module):
         """
         if isinstance(edge_index, Tensor) and (self._is_word or edge_index.layout is torch.strided):
             return graph
-        return graph if isinstance(edge_index, Shared) else cast(Graph, graph).with_data(None)
+        if isinstance(edge_index, Shared):
+            return graph
+        return cast(GraphLike, cast(Any, graph).with_data(None))
 
     def _turned(self, graph: GraphLike, edge_index: Any) -> GraphLike:
         """Return the graph of ``edge_index`` along which messages flow."""
@@ -381,7 +382,7 @@ class Convolution(Passing):
 
     def _check_no_batch(self, x: Tensor) -> None:
         """Refuse features (..., n, feat) where MaxK is to choose."""
-        if x.dim() > 2:
+        if x.dim() > 2 and self.k is not None:
             raise UnsupportedError(
                 f"x has shape {tuple(x.shape)} and k is {self.k}: MaxK chooses from the row of one "
                 "vertex; give x[i] in turn, or leave k out."

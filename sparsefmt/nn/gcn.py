@@ -151,7 +151,7 @@ class GCNConv(Convolution):
             graph = self._turned(graph, edge_index)
         tensors = check_input(x, graph, edge_index, sparse=True)
         lin, width = check_map(self.lin, x, "x"), self._width()
-        if x.dim() > 2 and self.k is not None:
+        if x.dim() > 2:
             self._check_no_batch(x)
 
         def aggregated(h: Tensor, bias: Tensor | None = None) -> Tensor:

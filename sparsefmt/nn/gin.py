@@ -12,7 +12,6 @@ from ..autograd.maps import calls_forward_alone, read_map
 from ..autograd.plain import is_plain
 from ..autograd.tensors.prepare import GraphLike
 from ..errors import DtypeError, ShapeError
-from ..graph.graph import Graph
 from ._inputs import (
     Ends,
     as_autocast,
@@ -144,8 +143,7 @@ class GINConv(OfNetwork, Convolution):
             if y is not None:
                 return y
             if isinstance(x, Tensor) and self._is_usual():
-                graph = self._graph(x, edge_index)
-                y = self._in_one_node(x, graph) if type(graph) is Graph else None
+                y = self._in_one_node(x, self._graph(x, edge_index))
             if y is not None:
                 return y
         ends = self._between(x, edge_index, size)
@@ -176,8 +174,7 @@ class GINConv(OfNetwork, Convolution):
     def _aggregated(self, ends: Ends, edge_weight: Tensor | None) -> Tensor:
         """Aggregate features of sources, and add a part of the targets' own."""
         graph, x, width = ends.graph, as_autocast(ends.source), self._width()
-        if self.k is not None:
-            self._check_no_batch(x)
+        self._check_no_batch(x)
         if ends.alike and width is None and x.dim() == 2 and self._reductions == SUM:
             factor = (1 + self.eps).to(x.dtype)  # a wider one would widen the sum
             return aggregate_with_own(graph, x, factor, edge_weight, k=self.k)

@@ -140,8 +140,11 @@ class RGCNConv(Passing):
         if self.flow != FORWARD:
             graph = self._turned(as_graph(edge_index, source, target), edge_index)
         own = None if self.root is None else self._of_root(source, target)
-        given = graph, source, self._weight(), edge_type
-        y = relational_aggregate(*given, reduce=self._reductions[0], own=own, size=size)
+        weight: Tensor = self.weight
+        if self.comp is not None:
+            weight = (self.comp @ weight.flatten(1)).view(-1, *weight.shape[1:])
+        args, reduce = (graph, source, weight, edge_type), self._reductions[0]
+        y = relational_aggregate(*args, reduce=reduce, own=own, size=size)
         if shared(edge_index) is not None and source.requires_grad:
             y = y + source[:0].sum()  # backward is that of all processes, without edges too
         return y if self.bias is None or own is not None else y + self.bias.to(y.dtype)
@@ -152,8 +155,12 @@ class RGCNConv(Passing):
         if pair and len(x) != 2:
             raise ShapeError(f"x has {len(x)} parts: give (x, x_target), those of both ends.")
         source, target = x if pair else (x, None)
-        if source is None:
-            source = self._ids_of_all()
+        if source is None:  # ids of all vertices, always one tensor: edges are grouped by it once
+            device = self.weight.device
+            if device not in self._all_ids:
+                with torch.inference_mode(False):
+                    self._all_ids[device] = torch.arange(self.in_channels_l, device=device)
+            source = self._all_ids[device]
         if pair and not isinstance(target, Tensor):
             raise DtypeError(
                 f"x[1] is a {type(target).__name__}: give features or ids of targets, a tensor."
@@ -187,14 +194,6 @@ class RGCNConv(Passing):
             raise ShapeError("x is one tensor but the graph is not square: give (x, x_target).")
         return graph.local, graph.extended(source), source if target is None else target
 
-    def _ids_of_all(self) -> Tensor:
-        """Return the ids of all vertices, always the same tensor: edges are grouped by it once."""
-        device = self.weight.device
-        if device not in self._all_ids:
-            with torch.inference_mode(False):
-                self._all_ids[device] = torch.arange(self.in_channels_l, device=device)
-        return self._all_ids[device]
-
     def _of_root(self, source: Tensor, target: Tensor | None) -> Tensor:
         """Compute what a vertex has of its own: its mapped features and the bias."""
         root: Any = self.root
@@ -208,12 +207,6 @@ class RGCNConv(Passing):
                 f"features of targets have shape {tuple(target.shape)}: give (n, {root.shape[0]})."
             )
         return target @ root if self.bias is None else torch.addmm(self.bias, target, root)
-
-    def _weight(self) -> Tensor:
-        """Compute the weights of each type."""
-        if self.comp is None:
-            return self.weight
-        return (self.comp @ self.weight.flatten(1)).view(-1, *self.weight.shape[1:])
 
 
 class FastRGCNConv(RGCNConv):

@@ -14,7 +14,6 @@ from ..autograd.plain import is_plain
 from ..autograd.tensors.prepare import GraphLike
 from ..autograd.tensors.shared import Shared
 from ..errors import ShapeError
-from ..graph.graph import Graph
 from ._inputs import Ends, check_counts, check_edge_weight, check_flags, in_pair
 from ._loops import gathered, over_vertices
 from ._maps import ReadMap, called, check_map, draw_map, linear_map, product_and_bias, settle
@@ -145,7 +144,7 @@ class SAGEConv(Convolution):
                 return y
             if isinstance(x, Tensor) and self._is_usual():
                 graph = self._graph(x, edge_index)
-                y = self._in_one_node(x, graph) if type(graph) is Graph else None
+                y = None if isinstance(graph, Shared) else self._in_one_node(x, graph)
             if y is not None:
                 return normalize(y, dim=-1) if self.normalize else y
         ends = self._between(x, edge_index, size)

@@ -14,9 +14,9 @@ from ..autograd.tensors.prepare import GraphLike, graph_tensors, has_tiles
 from ..errors import DtypeError, ShapeError
 from ._attention import (
     Attention,
-    as_given,
     check_edge_features,
     entries_with_loops,
+    in_form_of,
     refuse_static,
     weighted_sums,
 )
@@ -169,9 +169,9 @@ class TransformerConv(Attention):
         if term is not None or return_attention_weights is not None:
             weights = self._weights(graph, query, key, term)
         if weights is not None and (term is not None or self._drops()):
-            left = dropout(weights, self.dropout, self.training)
-            y = weighted_sums(graph, left, value)
-            y = y if term is None else y + term.sums(left).to(y.dtype)
+            dropped = dropout(weights, self.dropout, self.training)
+            y = weighted_sums(graph, dropped, value)
+            y = y if term is None else y + term.sums(dropped).to(y.dtype)
         else:
             share = self.dropout if self.training else 0.0
             y = dot_aggregate(graph, query, key, value, dropout=share)
@@ -180,7 +180,7 @@ class TransformerConv(Attention):
             return y
         if isinstance(edge_index, Tensor):
             return y, (edge_index, weights.to(y.dtype))
-        return y, as_given(edge_index, self._turned(graph, None), weights.to(y.dtype))
+        return y, in_form_of(edge_index, self._turned(graph, None), weights.to(y.dtype))
 
     def _term(self, edge_attr: Tensor | None, ends: Ends) -> _Term | None:
         """Return the edges' part of keys and values, which a layer with ``edge_dim`` needs."""

@@ -306,7 +306,9 @@ def test_ends_of_edges_are_asked_for_again_only_where_a_vertex_has_several_loops
     monkeypatch, loops
 ):
     calls, ends = [], _loops.rows_and_columns
-    monkeypatch.setattr(_loops, "rows_and_columns", lambda graph: calls.append(graph) or ends(graph))
+    monkeypatch.setattr(
+        _loops, "rows_and_columns", lambda graph: calls.append(graph) or ends(graph)
+    )
     given = torch.cat([edges(), torch.tensor([loops, loops]).long()], 1)
     graph = Graph.from_edge_index(given, num_nodes=N)
     mine, theirs = both("gcn")
