@@ -15,7 +15,7 @@ from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from ..autograd.tensors.shared import Shared
 from ..autograd.tensors.tensors import GraphTensors
 from ..errors import DtypeError, ShapeError, UnsupportedError
-from ._inputs import Ends, check_beside, check_counts, check_flags, check_number, in_pair
+from ._inputs import Ends, check_counts, check_flags, check_like, check_number, in_pair
 from ._loops import loops, rows_and_columns, with_loops
 from ._maps import GLOROT, draw_glorot, draw_map, linear_map, mapped, settle
 from ._passing import FORWARD, Passing, PassingOptions
@@ -106,7 +106,7 @@ def check_edge_features(edge_attr: object, tensors: GraphTensors, layer: Linear 
             "of each edge, in the order of graph.structure."
         )
     if args is not None and (features.dtype, features.device) != (args[0].dtype, args[0].device):
-        check_beside("edge_attr", features, args[0])
+        check_like("edge_attr", features, args[0])
     return features
 
 

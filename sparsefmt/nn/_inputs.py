@@ -274,7 +274,7 @@ def check_edge_weight(value: object, graph: GraphTensors) -> None:
         )
 
 
-def check_beside(name: str, value: Tensor, weight: Tensor) -> None:
+def check_like(name: str, value: Tensor, weight: Tensor) -> None:
     """Check that a tensor has the device and the dtype of a layer's weights."""
     if value.device != weight.device:
         raise DeviceError(

@@ -164,18 +164,18 @@ def with_loops(graph: GraphLike) -> tuple[Tensor, Tensor]:
     """
     tensors = graph_tensors(graph)
 
-    def others() -> Tensor:
+    def places() -> Tensor:
         row, col = rows_and_columns(graph)
         return (row != col).nonzero()[:, 0]  # synchronize!
 
-    kept = tensors.kept("others than loops", others)
+    rest = tensors.kept("others than loops", places)
 
     def edges() -> Tensor:
         row, col = rows_and_columns(graph)
         own = torch.arange(min(tensors.n_rows, tensors.n_cols), device=tensors.device)
-        return torch.stack([torch.cat([end[kept].long(), own]) for end in (col, row)])
+        return torch.stack([torch.cat([end[rest].long(), own]) for end in (col, row)])
 
-    return tensors.kept("edges with loops", edges), kept
+    return tensors.kept("edges with loops", edges), rest
 
 
 def log_sums(graph: GraphLike, scores: Tensor, p: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from ..autograd.maps import read_map
 from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
-from ._inputs import check_beside
+from ._inputs import check_like
 
 #: How a map draws its weights: Glorot's uniform ones, or those of ``torch.nn.Linear``.
 GLOROT, KAIMING = "glorot", "kaiming_uniform"
@@ -114,7 +114,7 @@ def check_map(layer: Module, x: Tensor, name: str, times: int = 1) -> ReadMap:
             f"{name} has {x.shape[-1]} features but the layer takes {takes}: give (n, {takes})."
         )
     if x.dtype is not weight.dtype or x.device != weight.device:
-        check_beside(name, x, weight)
+        check_like(name, x, weight)
     return args
 
 

@@ -111,7 +111,7 @@ class Passing(Module):
 
     @property
     def explain(self) -> bool | None:
-        """False, or None as for PyG's layers by default; True is refused."""
+        """Return False, or None as PyG's layers have by default; True is refused."""
         return cast("bool | None", self.__dict__.get("_explain"))
 
     @explain.setter

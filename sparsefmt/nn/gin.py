@@ -15,11 +15,11 @@ from ..errors import DtypeError, ShapeError
 from ._inputs import (
     Ends,
     as_autocast,
-    check_beside,
     check_counts,
     check_edge_weight,
     check_flags,
     check_in_channels,
+    check_like,
     check_number,
 )
 from ._loops import over_vertices
@@ -65,7 +65,7 @@ class OfNetwork(Passing):
                 f"x[1] has {own.shape[-1]} features but x[0] has {width}: both are added up, give "
                 "them one width."
             )
-        check_beside("x[1]", own, ends.source)
+        check_like("x[1]", own, ends.source)
         own = as_autocast(own)
         return torch.addcmul(y, (1 + self.eps).to(y.dtype), own)
 
@@ -306,7 +306,7 @@ class GINEConv(OfNetwork):
                 f"edge_attr has {edge_attr.shape[1]} features but {name} has {width}: give both "
                 f"the same, or the layer edge_dim={edge_attr.shape[1]}, which maps them."
             )
-        check_beside("edge_attr", edge_attr, ends.source)
+        check_like("edge_attr", edge_attr, ends.source)
         return as_autocast(edge_attr)
 
 
@@ -334,7 +334,7 @@ def check_fit(nn: Module, x: Tensor) -> None:
             raise ShapeError(
                 f"x has {x.shape[-1]} features but nn takes {width}: give (n, {width})."
             )
-        check_beside("x", x, args[0])
+        check_like("x", x, args[0])
 
 
 def _reset(module: Module) -> None:

@@ -12,7 +12,7 @@ from ..autograd.tensors.shared import shared
 from ..autograd.tensors.types import check_ids
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..model.state import is_graph
-from ._inputs import check_beside, check_counts, check_flags, in_pair
+from ._inputs import check_counts, check_flags, check_like, in_pair
 from ._maps import draw_glorot
 from ._passing import FORWARD, Direction, Passing
 
@@ -133,7 +133,7 @@ class RGCNConv(Passing):
         source, target = self._ends(x)
         graph: Any = edge_index
         if shared(graph) is not None and graph.whole is None:
-            graph, source, target = self._here(graph, source, target)
+            graph, source, target = self._local_part(graph, source, target)
         size = None if target is None else (len(source), len(target))
         if not is_graph(graph):  # nor remembered
             as_graph(graph, source, target, size=size, name="edge_index")
@@ -175,14 +175,14 @@ class RGCNConv(Passing):
                     f"{name} has shape (): give features, (n, in_channels), or ids, (n,)."
                 )
             if one.is_floating_point():
-                check_beside(name, one, self.weight)
+                check_like(name, one, self.weight)
             if one.is_floating_point() != source.is_floating_point():
                 raise DtypeError(
                     f"x has {source.dtype} and {one.dtype}: give features of both ends, or ids."
                 )
         return source, target
 
-    def _here(self, graph: Any, source: Tensor, target: Tensor | None) -> tuple[Any, ...]:
+    def _local_part(self, graph: Any, source: Tensor, target: Tensor | None) -> tuple[Any, ...]:
         """Return the entries here of a graph that processes share, and what their sources have."""
         self._turned(graph, graph)  # refuses the other direction
         if source is self._all_ids.get(source.device):
