@@ -1,43 +1,36 @@
 """What attention layers share: heads and how they are joined, loops, residuals, weights."""
 
 from collections.abc import Callable
-from math import sqrt
 from numbers import Real
-from typing import Any, ClassVar, NamedTuple, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
 from torch.nn import Linear, Module, Parameter, init
 from torch.nn.functional import dropout
 
-from ..autograd import as_graph, edge_softmax, message_aggregate, sddmm, spmm
+from ..autograd import as_graph, edge_softmax, message_aggregate, spmm
 from ..autograd.maps import read_map
 from ..autograd.tensors.prepare import GraphLike, graph_tensors
 from ..autograd.tensors.shared import Shared
 from ..autograd.tensors.tensors import GraphTensors
 from ..errors import DtypeError, ShapeError, UnsupportedError
-from ._inputs import Ends, check_beside, check_counts, check_flags, check_number, in_pair
-from ._loops import ends, loops, with_loops
-from ._maps import GLOROT, draw_map, linear_map, mapped, settle
+from ._inputs import Ends, check_counts, check_flags, check_like, check_number, in_pair
+from ._loops import loops, rows_and_columns, with_loops
+from ._maps import GLOROT, draw_glorot, draw_map, linear_map, mapped, settle
 from ._passing import FORWARD, Passing, PassingOptions
 
 #: How a loop's features come from those of its row's entries: PyG's words, torch's reductions.
 FILLS = {"mean": "mean", "add": "sum", "sum": "sum", "min": "amin", "max": "amax", "mul": "prod"}
 
 
-class AttentionWeights(NamedTuple):
-    """A graph's entries, and the weights of attention in its order, (nnz, heads)."""
-
-    graph: GraphLike
-    weights: Tensor
-
-    def sums(self, x: Tensor) -> Tensor:
-        """Sum features of sources, (n_cols, heads, feat), by the weights: (n_rows, heads, feat)."""
-        with torch.autocast(x.device.type, enabled=False):
-            return spmm(self.graph, x, self.weights.to(x.dtype))
+def weighted_sums(graph: GraphLike, weights: Tensor, x: Tensor) -> Tensor:
+    """Sum features of sources, (n_cols, heads, feat), by weights: (n_rows, heads, feat)."""
+    with torch.autocast(x.device.type, enabled=False):
+        return spmm(graph, x, weights.to(x.dtype))
 
 
-def check_fill(fill_value: Any) -> None:
+def check_fill(fill_value: object) -> None:
     """Check for a word, a number or a tensor that gives loops their features."""
     if isinstance(fill_value, Tensor) or (isinstance(fill_value, str) and fill_value in FILLS):
         return
@@ -53,10 +46,9 @@ def check_fill(fill_value: Any) -> None:
 def entries_with_loops(
     ends: Ends, features: Tensor | None, own: Tensor | None
 ) -> tuple[GraphLike, Tensor | None]:
-    """Add one loop to each vertex that is a row and a column, behind the entries that are none.
+    """Return the graph of entries but loops, then one loop for each vertex, and their features.
 
-    Returns the graph, and features in its order, which is PyG's: the other entries in the user's
-    order, then loops by vertices, whose features are ``own``.
+    Vertices are rows and columns.  Features of their loops are ``own``; the order is PyG's.
     """
     (edges, others), tensors = with_loops(ends.graph), ends.tensors
     if features is not None and own is not None:
@@ -65,12 +57,10 @@ def entries_with_loops(
 
 
 def _reduced(graph: GraphLike, tensors: GraphTensors, features: Tensor, reduce: str) -> Tensor:
-    """Reduce features of each row's entries but loops, (n, width): none to 0, a product to 1.
-
-    By torch, whose gradients are PyG's: equal ones share them.
-    """
-    _, others = with_loops(graph)
-    rows = tensors.kept("rows of others than loops", lambda: ends(graph)[0].long()[others])
+    """Reduce features of each row's entries but loops, (n, width): none to 0, a product to 1."""
+    # By torch, whose gradients are PyG's: equal ones share them.
+    others = with_loops(graph)[1]
+    rows = tensors.kept("rows of others", lambda: rows_and_columns(graph)[0].long()[others])
     features, product = features[others], reduce == "prod"
     made = features.new_full((tensors.n_rows, features.shape[1]), float(product))
     at = rows[:, None].expand_as(features)
@@ -94,11 +84,8 @@ def _sums(graph: GraphLike, tensors: GraphTensors, features: Tensor, reduce: str
     return sums.to(features.dtype)
 
 
-def check_edge_features(edge_attr: Any, tensors: GraphTensors, layer: Linear | None) -> Tensor:
-    """Check features of edges, (nnz, edge_dim), beside the map of a layer.
-
-    Those of one feature may lack its axis.  A lazy map is made for them.
-    """
+def check_edge_features(edge_attr: object, tensors: GraphTensors, layer: Linear | None) -> Tensor:
+    """Check features of edges, (nnz, edge_dim) or (nnz,), beside their map; make a lazy one."""
     if not isinstance(edge_attr, Tensor):
         raise DtypeError(f"edge_attr is a {type(edge_attr).__name__}: give a torch.Tensor.")
     if layer is None:
@@ -119,63 +106,21 @@ def check_edge_features(edge_attr: Any, tensors: GraphTensors, layer: Linear | N
             "of each edge, in the order of graph.structure."
         )
     if args is not None and (features.dtype, features.device) != (args[0].dtype, args[0].device):
-        check_beside("edge_attr", features, args[0])
+        check_like("edge_attr", features, args[0])
     return features
 
 
-def at_edges(graph: GraphLike, x: Tensor, features: Tensor) -> Tensor:
-    """Compute dot products of each entry's features with its target's, (nnz, heads).
+def in_form_of(edge_index: Any, graph: GraphLike, weights: Tensor, *, looped: bool = False) -> Any:
+    """Return edges and weights in the form that PyG's layers have for such an ``edge_index``.
 
-    ``x`` is (n_rows, heads, width), and ``features`` (nnz, width), of all heads, or
-    (nnz, heads, width).
-    """
-    places = _places(graph)
-    if features.dim() == 3:
-        return sddmm(places, x, features)
-    # One product for each head: one of all heads would copy the features for each of them.
-    return torch.stack([sddmm(places, one, features) for one in x.unbind(1)], 1)
-
-
-def sums_of_edges(graph: GraphLike, features: Tensor, weights: Tensor) -> Tensor:
-    """Sum features of each row's entries, each head by its weights: (n_rows, heads, width).
-
-    ``features`` is as for ``at_edges``, and ``weights`` (nnz, heads).
-    """
-    places = _places(graph)
-    if features.dim() == 3:
-        return spmm(places, features, weights)
-    # As above: the gradient of all heads' weights at once is such a product.
-    return torch.stack([spmm(places, features, weight) for weight in weights.unbind(1)], 1)
-
-
-def _places(graph: GraphLike) -> GraphLike:
-    """Build the graph of targets and entries, (n_rows, nnz): each entry is a column of its own.
-
-    Products with it read features of edges where they are, and gather none.
-    """
-    tensors = graph_tensors(graph)
-
-    def make() -> Tensor:
-        rows = ends(graph)[0].long()
-        return torch.stack([torch.arange(len(rows), device=rows.device), rows])
-
-    places: GraphLike = as_graph(
-        tensors.kept("entries as columns", make), None, size=(tensors.nnz, tensors.n_rows)
-    )
-    return places
-
-
-def as_given(edge_index: Any, graph: GraphLike, weights: Tensor, *, looped: bool = False) -> Any:
-    """Return the edges and their weights, as PyG's layers do for such a graph.
-
-    ``graph`` is that of the entries that have ``weights``, (nnz, heads), in its order; ``looped``
-    tells that its loops are others than those of what the user gave, ``edge_index``.  Of a sparse
-    tensor the edges are that with weights as values; of a SparseTensor only that comes back.
+    ``graph`` is that of ``weights``, (nnz, heads), in its order; ``looped`` tells that its loops
+    are others than those of ``edge_index``.  Sparse tensors get the weights as values.
     """
     sparse = isinstance(edge_index, Tensor) and edge_index.layout is not torch.strided
     if isinstance(edge_index, Tensor) and not sparse and not looped:
         return edge_index, weights
-    edges, tensors = edge_index_of(graph), graph_tensors(graph)
+    tensors = graph_tensors(graph)
+    edges = tensors.kept("edge_index", lambda: torch.stack(rows_and_columns(graph)[::-1]).long())
     if isinstance(edge_index, Shared):
         return edge_index.numbered(edges), weights
     if not sparse and not hasattr(edge_index, "set_diag"):
@@ -193,16 +138,11 @@ def as_given(edge_index: Any, graph: GraphLike, weights: Tensor, *, looped: bool
     return made, made.values()
 
 
-def edge_index_of(graph: GraphLike) -> Tensor:
-    """Return sources and targets of the entries, (2, nnz), in the user's order."""
-    tensors = graph_tensors(graph)
-    return tensors.kept("edge_index", lambda: torch.stack(ends(graph)[::-1]).long())
-
-
 class Attention(Passing):
     """Attention with heads, over edges that may have features."""
 
     _node_dim: ClassVar[int] = 0
+    _shown = ("heads",)
 
     lin_edge: Linear | None
 
@@ -227,9 +167,6 @@ class Attention(Passing):
             check_counts(", or -1 for those of the first edge_attr", edge_dim=edge_dim)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.heads, self.concat, self.dropout, self.edge_dim = heads, concat, dropout, edge_dim
-
-    def _shown(self) -> list[str]:
-        return [*super()._shown(), f"heads={self.heads}"]
 
     def _between(self, x: Any, edge_index: GraphLike, size: Any = None) -> Ends:
         """Check features with the graph between them; those of a static graph have no heads."""
@@ -265,14 +202,14 @@ class Attention(Passing):
         parts = [mapped(layer, x, name).reshape(shape) for layer in layers]
         if shared is None:
             return parts
-        return [*shared.extended(torch.cat(parts, 1)).split(heads, 1)]
+        return [*shared.extended(torch.cat(parts, 1)).chunk(len(layers), 1)]
 
     def _drops(self) -> bool:
         """Return True if weights are left out now."""
         return self.training and self.dropout > 0
 
 
-def refuse_static(x: Any, layer: Module) -> None:
+def refuse_static(x: object, layer: Module) -> None:
     """Refuse features (batch, n, feat), which attention layers do not take, nor PyG's."""
     parts = (
         {f"x[{i}]": part for i, part in enumerate(x)} if isinstance(x, tuple | list) else {"x": x}
@@ -333,8 +270,7 @@ class LoopedAttention(Attention):
                 draw_map(layer, GLOROT)
         for vector in vectors:
             if vector is not None:
-                bound = sqrt(6 / (vector.shape[-2] + vector.shape[-1]))
-                init.uniform_(vector, -bound, bound)
+                draw_glorot(vector)
         if self.bias is not None:
             init.zeros_(self.bias)
 
@@ -350,7 +286,7 @@ class LoopedAttention(Attention):
         self, ends: Ends, edge_index: Any, edge_attr: Tensor | None, with_weights: bool | None
     ) -> Any:
         """Compute the layer between ends, and return its weights too if it is asked for them."""
-        residual, features, attention = None, None, None
+        residual, features, weights = None, None, None
         if self.res is not None and ends.target is not None:
             residual = mapped(self.res, ends.target, "x" if ends.alike else "x[1]")
         source, target = self._projected(ends)
@@ -359,18 +295,19 @@ class LoopedAttention(Attention):
         by_entries = self._by_entries and features is not None
         if with_weights or by_entries:
             graph, terms = self._entries(ends, features)
-            attention = self._attention(graph, self._entry_scores(graph, terms, source, target))
-        if attention is not None and (by_entries or self._drops()):
-            y = self._biased(attention.sums(source))
+            scores = self._entry_scores(graph, terms, source, target)
+            with torch.autocast(scores.device.type, enabled=False):  # 0 are left out, as in PyG
+                weights = dropout(edge_softmax(graph, scores), self.dropout, self.training)
+        if weights is not None and (by_entries or self._drops()):
+            y = self._biased(weighted_sums(graph, weights, source))
         else:
             y = self._aggregated(ends, source, target, features)
         y = y if ends.shared is None else y[: ends.shared.n_local]
         y = y if residual is None else y + residual
-        if attention is None or not with_weights:
+        if weights is None or not with_weights:
             return y
-        graph = self._turned(attention.graph, None)  # that along which messages flow
-        weights = attention.weights.to(y.dtype)
-        return y, as_given(edge_index, graph, weights, looped=self.add_self_loops)
+        graph = self._turned(graph, None)  # that along which messages flow
+        return y, in_form_of(edge_index, graph, weights.to(y.dtype), looped=self.add_self_loops)
 
     def _entries(self, ends: Ends, features: Tensor | None) -> tuple[GraphLike, Tensor | None]:
         """Return the entries that attention goes over, loops included, and their features."""
@@ -380,10 +317,7 @@ class LoopedAttention(Attention):
         return entries_with_loops(ends, features, own)
 
     def _loop_features(self, ends: Ends, features: Tensor) -> Tensor:
-        """Compute features of the loops of vertices that are rows and columns, (n_loops, width).
-
-        By ``edge_index[1]`` whatever flows, as in PyG.
-        """
+        """Compute features of loops, (n_loops, width), by ``edge_index[1]`` as PyG does."""
         if self.flow != FORWARD:
             ends = ends.along(self._turned(ends.graph, None))
         tensors, fill = ends.tensors, self.fill_value
@@ -400,12 +334,6 @@ class LoopedAttention(Attention):
                 f"fill_value has shape {tuple(fill.shape)} but edges have {shape[1]} features: "
                 f"give ({shape[1]},), the features of a loop."
             ) from error
-
-    def _attention(self, graph: GraphLike, scores: Tensor) -> AttentionWeights:
-        """Compute the weights from scores, 0 for those that dropout leaves out, as PyG's does."""
-        with torch.autocast(scores.device.type, enabled=False):
-            weights = edge_softmax(graph, scores)
-            return AttentionWeights(graph, dropout(weights, self.dropout, self.training))
 
     def _biased(self, y: Tensor) -> Tensor:
         """Join the heads, and add the bias."""

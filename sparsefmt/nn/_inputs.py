@@ -36,13 +36,7 @@ def check_number(name: str, value: object) -> None:
 
 
 def in_pair(in_channels: Any) -> tuple[int, int]:
-    """Return the features of sources and of targets that a layer takes, -1 if ``x`` tells.
-
-    Raises
-    ------
-    DtypeError, ShapeError
-        If ``in_channels`` is no integer, 1 or more or -1, and no pair of them.
-    """
+    """Return the features of sources and of targets that a layer takes, -1 if ``x`` tells."""
     if not isinstance(in_channels, tuple | list):
         check_in_channels(in_channels)
         return in_channels, in_channels
@@ -55,19 +49,19 @@ def in_pair(in_channels: Any) -> tuple[int, int]:
     return in_channels[0], in_channels[1]
 
 
-def check_in_channels(value: Any, name: str = "in_channels") -> None:
+def check_in_channels(value: object, name: str = "in_channels") -> None:
     """Check for an integer, 1 or more, or -1 for as many as the first features have."""
     if type(value) is not int or value != -1:
         check_counts(", or -1 for those of the first x", **{name: value})
 
 
-def check_counts(others: str = "", /, **counts: object) -> None:
-    """Check for integers, 1 or more, by their names; ``others`` says what else may be given."""
+def check_counts(also: str = "", /, **counts: object) -> None:
+    """Check for integers, 1 or more, by their names; ``also`` says what else may be given."""
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, Integral):
-            raise DtypeError(f"{name} is {value!r}: give an integer, 1 or more{others}.")
+            raise DtypeError(f"{name} is {value!r}: give an integer, 1 or more{also}.")
         if value < 1:
-            raise ShapeError(f"{name} is {value}: give 1 or more{others}.")
+            raise ShapeError(f"{name} is {value}: give 1 or more{also}.")
 
 
 def check_square(graph: GraphTensors, named: bool) -> None:
@@ -117,10 +111,9 @@ class Ends(NamedTuple):
         return ends._replace(source=ends.shared.extended(ends.source))
 
     def squared(self) -> "Ends":
-        """Add the vertices of other processes to the targets, without entries.
+        """Add the vertices of other processes to the targets, without entries, on a GPU.
 
-        So an aggregation of one set of vertices serves a graph that processes share.  On a GPU,
-        where rows too many cost little: on the CPU all of them are gone over.
+        So an aggregation of one set of vertices serves a graph that processes share.
         """
         if self.shared is None or not self.alike or not takes_rows_too_many(self.source):
             return self
@@ -133,10 +126,7 @@ class Ends(NamedTuple):
 
 
 def ends_of(x: Any, edge_index: GraphLike, size: Any) -> Ends:
-    """Check a tuple of features of sources and targets, with the graph between them.
-
-    Static ones have more axes before that of vertices.  Or features of all vertices and a ``size``.
-    """
+    """Check a tuple of features of both ends, or features and a ``size``, with their graph."""
     pair = isinstance(x, tuple) or (isinstance(x, list) and len(x) == 2)
     if pair and len(x) != 2:
         raise ShapeError(f"x has {len(x)} parts: give (x, x_target), features of both ends.")
@@ -217,10 +207,7 @@ def _check_size(size: Any, source: Any, target: Any) -> None:
 def check_end(
     name: str, x: Any, rows: int, axis: str, graph: GraphTensors, *, sparse: bool = False
 ) -> None:
-    """Check the features of one end of a graph: (..., rows, feat), floating, where the graph is.
-
-    Those for a product may be ``sparse``.
-    """
+    """Check features of an end of a graph, (..., rows, feat); those for a product may be sparse."""
     if not isinstance(x, Tensor):
         raise DtypeError(f"{name} is a {type(x).__name__}: give a torch.Tensor.")
     if x.layout is not torch.strided and not sparse:
@@ -278,7 +265,7 @@ def check_input(
     return tensors
 
 
-def check_edge_weight(value: Any, graph: GraphTensors) -> None:
+def check_edge_weight(value: object, graph: GraphTensors) -> None:
     """Refuse weights of heads, which products take and layers of one weight an edge do not."""
     if isinstance(value, Tensor) and value.dim() != 1:
         raise ShapeError(
@@ -287,7 +274,7 @@ def check_edge_weight(value: Any, graph: GraphTensors) -> None:
         )
 
 
-def check_beside(name: str, value: Tensor, weight: Tensor) -> None:
+def check_like(name: str, value: Tensor, weight: Tensor) -> None:
     """Check that a tensor has the device and the dtype of a layer's weights."""
     if value.device != weight.device:
         raise DeviceError(

@@ -95,9 +95,8 @@ def _symmetric(
     wide = torch.float64 if weights is None else weights.dtype
     with torch.autocast(tensors.kind, enabled=False):
         ones = torch.ones(tensors.n_cols, 1, dtype=wide, device=tensors.device)
-        own = fill * (
-            ones[: tensors.n_rows, 0] if to_all else missing_loops(graph, tensors).to(wide)
-        )
+        own = ones[: tensors.n_rows, 0] if to_all else missing_loops(graph, tensors).to(wide)
+        own = fill * own
         earlier = earlier_loops(graph, tensors) if fill and not to_all else None
         if earlier is not None:
             earlier = earlier.to(wide) if weights is None else weights * earlier.to(wide)
@@ -113,15 +112,16 @@ def earlier_loops(graph: GraphLike, tensors: GraphTensors) -> Tensor | None:
     None where there is no such loop.  Where the build of the graph has told, or will tell, whether
     there are loops, nobody waits for it; other graphs are looked at once.
     """
-    if tensors.loops is False and not _is_blind(tensors):
+    # Not read by a tracer, which remembers what it read.
+    if not torch.compiler.is_compiling() and tensors.loops is False and not _is_blind(tensors):
         return None
 
     def make() -> Tensor:
         count = tensors.kept("loops of rows", lambda: loops(graph)[1])
-        blind = bool(tensors.building) or _is_blind(tensors)
+        blind = _is_blind(tensors) or tensors.building
         if not blind and not (count > 1).any():  # synchronize!
             return count[:0]
-        row, col = ends(graph)
+        row, col = rows_and_columns(graph)
         at = torch.arange(1, tensors.nnz + 1, device=row.device)
         loop, rows = row == col, row.long()
         last = at.new_zeros(tensors.n_rows).scatter_reduce(0, rows, at * loop, "amax")
@@ -142,13 +142,13 @@ def missing_loops(graph: GraphLike, tensors: GraphTensors) -> Tensor:
 
 def loops(graph: GraphLike) -> tuple[Tensor, Tensor]:
     """Return 1 for a loop, else 0, (nnz,), and the loops of each row, (n_rows,), in float64."""
-    row, col = ends(graph)
+    row, col = rows_and_columns(graph)
     counted = (row == col).double()
     ones = counted.new_ones(graph_tensors(graph).n_cols, 1)
     return counted, spmm(graph, ones, counted)[:, 0]
 
 
-def ends(graph: GraphLike) -> tuple[Tensor, Tensor]:
+def rows_and_columns(graph: GraphLike) -> tuple[Tensor, Tensor]:
     """Return the row and the column of each entry, (nnz,) in float64, in the user's order."""
     tensors = graph_tensors(graph)
     options = {"dtype": torch.float64, "device": tensors.device}
@@ -158,25 +158,24 @@ def ends(graph: GraphLike) -> tuple[Tensor, Tensor]:
 
 
 def with_loops(graph: GraphLike) -> tuple[Tensor, Tensor]:
-    """Add one loop to each vertex that is a row and a column, of a graph of any shape.
+    """Return an ``edge_index`` with one loop of each vertex that is row and column, kept.
 
-    Returns the ``edge_index`` of the entries that are no loops with the loops behind them, and
-    which entries of the graph these are; made once for each graph.
+    It has the entries that are no loops, then the loops; and which entries of the graph these are.
     """
     tensors = graph_tensors(graph)
 
-    def others() -> Tensor:
-        row, col = ends(graph)
+    def places() -> Tensor:
+        row, col = rows_and_columns(graph)
         return (row != col).nonzero()[:, 0]  # synchronize!
 
-    kept = tensors.kept("others than loops", others)
+    rest = tensors.kept("others than loops", places)
 
     def edges() -> Tensor:
-        row, col = ends(graph)
+        row, col = rows_and_columns(graph)
         own = torch.arange(min(tensors.n_rows, tensors.n_cols), device=tensors.device)
-        return torch.stack([torch.cat([end[kept].long(), own]) for end in (col, row)])
+        return torch.stack([torch.cat([end[rest].long(), own]) for end in (col, row)])
 
-    return tensors.kept("edges with loops", edges), kept
+    return tensors.kept("edges with loops", edges), rest
 
 
 def log_sums(graph: GraphLike, scores: Tensor, p: Tensor) -> Tensor:
@@ -215,7 +214,7 @@ def as_operands(
     return x, None if edge_weight is None else values
 
 
-def gets_all_loops(edge_index: Any) -> bool:
+def gets_all_loops(edge_index: object) -> bool:
     """Return True if ``gcn_norm`` adds a loop to vertices that have one: of torch's sparse tensors.
 
     PyG adds only the missing ones to an ``edge_index`` and to a torch_sparse.SparseTensor.
@@ -274,7 +273,7 @@ def _explicit(
     scale, _ = symmetric(graph, tensors, edge_weight, dtype, fill, to_all=to_all)
     n, stated = scale.shape[0], own_values(graph) if edge_weight is None else edge_weight
     weight = scale.new_ones(tensors.nnz) if stated is None else stated.to(dtype)
-    row, col = (end.long() for end in ends(graph))
+    row, col = (end.long() for end in rows_and_columns(graph))
     values = scale[row] * weight * scale[col]
     if fill == 0:
         return graph, values
@@ -298,33 +297,18 @@ def over_vertices(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def gathered(module: Module, graph: GraphLike, x: Tensor, edge_weight: Tensor | None) -> Tensor:
-    """Aggregate features of sources by PyG's module: edges by their targets, as some need them.
+    """Aggregate features of sources by PyG's module, which gets the edges by their targets."""
+    tensors = graph_tensors(graph)
 
-    Those of one target stay in the user's order.
-    """
-    order, row, col = _by_targets(graph)
+    def by_targets() -> Tensor:
+        row, col = (end.long() for end in rows_and_columns(graph))
+        row, order = row.sort(stable=True)
+        return torch.stack([order, row, col.index_select(0, order)])
+
+    order, row, col = tensors.kept("by targets", by_targets).unbind()
     weight = own_values(graph) if edge_weight is None else edge_weight
     messages = x.index_select(-2, col)
     if weight is not None:
         messages = messages * weight.index_select(0, order)[:, None]
-    n = graph_tensors(graph).n_rows
-    y: Tensor = module(messages, row, ptr=None, dim_size=n, dim=-2)
+    y: Tensor = module(messages, row, ptr=None, dim_size=tensors.n_rows, dim=-2)
     return y
-
-
-def _by_targets(graph: GraphLike) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort the entries by rows, with the row and the column of each; once for each graph."""
-
-    def made() -> Tensor:
-        row, col = (end.long() for end in ends(graph))
-        row, order = row.sort(stable=True)
-        return torch.stack([order, row, col.index_select(0, order)])
-
-    order, row, col = graph_tensors(graph).kept("by targets", made).unbind()
-    return order, row, col
-
-
-def width_of(module: Module, width: int) -> int:
-    """Return the number of features that PyG's module makes of ``width``."""
-    out = getattr(module, "get_out_channels", None)
-    return width if out is None else int(out(width))

@@ -7,14 +7,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from torch.nn import LazyLinear, Linear, Module, Parameter
+from torch.nn import LazyLinear, Linear, Module, Parameter, init
 from torch.nn.functional import linear
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..autograd.maps import read_map
 from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
-from ._inputs import check_beside
+from ._inputs import check_like
 
 #: How a map draws its weights: Glorot's uniform ones, or those of ``torch.nn.Linear``.
 GLOROT, KAIMING = "glorot", "kaiming_uniform"
@@ -67,12 +67,11 @@ def draw_map(layer: Linear, draw: str = KAIMING) -> None:
     """Draw a map's weights and its bias, with the numbers that PyG draws at the same seed."""
     if isinstance(layer.weight, UninitializedParameter):
         return
-    rows, columns = layer.weight.shape
-    bound = math.sqrt(6.0 / (rows + columns))
-    if draw != GLOROT:  # that of ``torch.nn.Linear``, rounded as PyG's
-        bound = math.sqrt(6 / ((1 + math.sqrt(5) ** 2) * columns))
-    with torch.no_grad():
-        layer.weight.uniform_(-bound, bound)
+    if draw == GLOROT:
+        draw_glorot(layer.weight)
+    else:  # as ``torch.nn.Linear``, rounded as PyG's
+        bound = math.sqrt(6 / ((1 + math.sqrt(5) ** 2) * layer.weight.shape[1]))
+        init.uniform_(layer.weight, -bound, bound)
     draw_bias(layer)
 
 
@@ -80,8 +79,13 @@ def draw_bias(layer: Linear) -> None:
     """Draw the bias of a map, if it has one, as ``torch.nn.Linear`` does."""
     if layer.bias is not None:
         bound = 1.0 / math.sqrt(layer.weight.shape[1])
-        with torch.no_grad():
-            layer.bias.uniform_(-bound, bound)
+        init.uniform_(layer.bias, -bound, bound)
+
+
+def draw_glorot(weight: Tensor) -> None:
+    """Draw weights by Glorot's uniform rule."""
+    bound = math.sqrt(6.0 / (weight.shape[-2] + weight.shape[-1]))
+    init.uniform_(weight, -bound, bound)
 
 
 def settle(layer: Module, width: int) -> None:
@@ -110,7 +114,7 @@ def check_map(layer: Module, x: Tensor, name: str, times: int = 1) -> ReadMap:
             f"{name} has {x.shape[-1]} features but the layer takes {takes}: give (n, {takes})."
         )
     if x.dtype is not weight.dtype or x.device != weight.device:
-        check_beside(name, x, weight)
+        check_like(name, x, weight)
     return args
 
 

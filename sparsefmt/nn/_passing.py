@@ -16,7 +16,6 @@ from ..autograd.tensors.edge_index import turned
 from ..autograd.tensors.prepare import GraphLike
 from ..autograd.tensors.shared import Shared
 from ..errors import DtypeError, ShapeError, UnsupportedError
-from ..graph.graph import Graph
 from ._inputs import Ends, by_vertex, check_counts, check_input, ends_of, shared_ends
 
 _PYG = "torch_geometric.nn.conv.message_passing"
@@ -45,20 +44,18 @@ class PassingOptions(Direction, total=False):
 class Passing(Module):
     """A layer that passes messages along edges, which kernels make and sum up in one pass.
 
-    ``_reductions`` are those of the kernels; none where ``aggr_module`` is PyG's module.
-
-    Where PyG is loaded its ``MessagePassing`` is a base of this class, so that ``to_hetero`` and
-    other tools of PyG take our layers for what they are; nothing of it is called.
-
-    ``aggr`` is a reduction that the layer has, ``node_dim`` that of PyG's layer;
-    ``decomposed_layers`` has no effect: no array of messages is made that could be cut into parts.
+    ``_reductions`` are those of the kernels; none where ``aggr_module`` is PyG's module.  Where PyG
+    is loaded its ``MessagePassing`` is a base of this class, so that ``to_hetero`` and other tools
+    of PyG take our layers for what they are; nothing of it is called.
     """
 
     #: Reductions that the layer has.
-    _reductions_known: ClassVar[tuple[str, ...]] = ("sum",)
+    _reductions_known: ClassVar[tuple[str, ...]] = SUM
     #: Whether it takes several at once, and the others that PyG has.
     _takes_all: ClassVar[bool] = False
     _node_dim: ClassVar[int] = -2
+    #: Options that PyG's ``repr`` shows beside the widths.
+    _shown: ClassVar[tuple[str, ...]] = ()
     decomposed_layers: int = 1  # PyG's is a property
     _plan: Any = None  #: of ``optimize``: computes a layer, or returns None
 
@@ -114,7 +111,7 @@ class Passing(Module):
 
     @property
     def explain(self) -> bool | None:
-        """False, or None as for PyG's layers by default; True is refused."""
+        """Return False, or None as PyG's layers have by default; True is refused."""
         return cast("bool | None", self.__dict__.get("_explain"))
 
     @explain.setter
@@ -150,11 +147,10 @@ class Passing(Module):
 
     def __repr__(self) -> str:
         """Show PyG's ``repr``, and behind it our own options where they are set."""
-        return f"{type(self).__name__}({', '.join([*self._shown(), *self._own_options()])})"
-
-    def _shown(self) -> list[str]:
-        """Return what PyG's ``repr`` shows."""
-        return [str(self.in_channels), str(self.out_channels)]
+        widths = "in_channels", "out_channels"
+        shown = [str(vars(self)[name]) for name in widths if name in vars(self)]
+        shown += [f"{name}={getattr(self, name)}" for name in self._shown]
+        return f"{type(self).__name__}({', '.join([*shown, *self._own_options()])})"
 
     def _own_options(self) -> list[str]:
         """Return what the ``repr`` shows of options that PyG's layer does not have."""
@@ -171,9 +167,7 @@ class Passing(Module):
                 ends = Ends(graph, x, x, True, check_input(x, graph, edge_index))
         else:
             ends = ends_of(x, edge_index, size)
-        if ends.graph is not edge_index and not (
-            type(edge_index) is Tensor and edge_index.layout is torch.strided
-        ):
+        if ends.graph is not edge_index:
             graph = self._valued(ends.graph, edge_index)
             ends = ends if graph is ends.graph else ends.along(graph)
         if self.flow == FORWARD:
@@ -185,16 +179,16 @@ class Passing(Module):
             )
         return ends.along(self._turned(ends.graph, edge_index))
 
-    def _valued(self, graph: GraphLike, edge_index: Any) -> GraphLike:
+    def _valued(self, graph: GraphLike, edge_index: object) -> GraphLike:
         """Return the graph of ``edge_index`` with the values that PyG reads here.
 
-        Those of a torch_sparse.SparseTensor it drops, and those of torch's sparse tensors unless
-        its own kernel reduces: for a single word.
+        It drops those of a SparseTensor, and of torch's sparse tensors but for a single word.
         """
         if isinstance(edge_index, Tensor) and (self._is_word or edge_index.layout is torch.strided):
             return graph
-        valued = graph is edge_index or isinstance(edge_index, Shared)
-        return graph if valued else cast(Graph, graph).with_data(None)
+        if isinstance(edge_index, Shared):
+            return graph
+        return cast(GraphLike, cast(Any, graph).with_data(None))
 
     def _turned(self, graph: GraphLike, edge_index: Any) -> GraphLike:
         """Return the graph of ``edge_index`` along which messages flow."""
@@ -235,7 +229,7 @@ def _join_for(cls: type) -> None:
         ) from error
 
 
-def _reduction(aggr: Any) -> str | None:
+def _reduction(aggr: object) -> str | None:
     """Return the reduction of ``spmm`` that an aggregation is, by its name or as PyG's module."""
     if isinstance(aggr, Module) and type(aggr).__module__ != "torch_geometric.nn.aggr.basic":
         return None
@@ -243,7 +237,7 @@ def _reduction(aggr: Any) -> str | None:
     return REDUCTIONS.get(word)
 
 
-def check_flow(flow: Any) -> None:
+def check_flow(flow: object) -> None:
     """Check for one of the two directions."""
     if flow not in (FORWARD, REVERSED):
         raise ShapeError(f"flow is {flow!r}: give {FORWARD!r} or {REVERSED!r}.")
@@ -279,10 +273,7 @@ for _name, _why in {**dict.fromkeys((*_STEPS, *_HOOKS), _NO_STEPS), "jittable": 
 
 
 def module_of(aggr: Any, aggr_kwargs: dict[str, Any] | None, mend: str) -> Module:
-    """Build PyG's module of an aggregation.
-
-    ``mend`` says what else may be given, where PyG has none of that name or is not installed.
-    """
+    """Build PyG's module of an aggregation; ``mend`` says what else may be given."""
     where = f"aggr is {aggr!r}, which no kernel computes: give {mend}, or "
     kinds = str, getattr(sys.modules.get("torch_geometric.nn.aggr"), "Aggregation", str)
     for one in aggr if isinstance(aggr, list | tuple) else [aggr]:
@@ -307,7 +298,7 @@ def module_of(aggr: Any, aggr_kwargs: dict[str, Any] | None, mend: str) -> Modul
     return made
 
 
-def check_aggr_kwargs(value: Any) -> None:
+def check_aggr_kwargs(value: object) -> None:
     """Check for a dict, or None."""
     if value is not None and not isinstance(value, dict):
         raise DtypeError(
@@ -383,16 +374,15 @@ class Convolution(Passing):
         parts = sampled is not None or self.k is not None
         return not parts and self.flow == FORWARD and self._reductions == self._usual
 
-    def _graph(self, x: Tensor, edge_index: Any) -> GraphLike:
+    def _graph(self, x: Tensor, edge_index: GraphLike) -> GraphLike:
         """Return the graph among the vertices of ``x``, with the values that count."""
         vertices = x if x.dim() == 2 else by_vertex(x)
         graph: GraphLike = as_graph(edge_index, vertices, name="edge_index")
-        edges = type(edge_index) is Tensor and edge_index.layout is torch.strided
-        return graph if edges or graph is edge_index else self._valued(graph, edge_index)
+        return graph if graph is edge_index else self._valued(graph, edge_index)
 
     def _check_no_batch(self, x: Tensor) -> None:
         """Refuse features (..., n, feat) where MaxK is to choose."""
-        if x.dim() > 2:
+        if x.dim() > 2 and self.k is not None:
             raise UnsupportedError(
                 f"x has shape {tuple(x.shape)} and k is {self.k}: MaxK chooses from the row of one "
                 "vertex; give x[i] in turn, or leave k out."

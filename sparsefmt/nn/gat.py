@@ -148,20 +148,18 @@ class GATConv(LoopedAttention):
     def _in_one_node(self, x: Tensor, edge_index: GraphLike) -> Tensor | None:
         """Run what comes before the residual as one node of autograd's; None if it may not."""
         lin, source, target, bias = read_map(self.lin), self.att_src, self.att_dst, self.bias
+        heads, feat = self.heads, self.out_channels
         if lin is None or lin[1] is not None or self.flow != FORWARD:
             return None
-        if not (self.concat or self.heads == 1):
+        fit = source.shape == target.shape == (1, heads, feat) and lin[0].shape[0] == heads * feat
+        if not fit or not (self.concat or heads == 1):
             return None
-        weight, shape = lin[0], (1, self.heads, self.out_channels)
-        width = self.heads * self.out_channels
-        if not (source.shape == target.shape == shape and weight.shape[0] == width):
-            return None
-        if bias is not None and bias.shape != (width,):
+        if bias is not None and bias.shape != lin[0].shape[:1]:
             return None
         graph = as_graph(edge_index, x, name="edge_index")
-        if not is_plain(graph, x, weight, source, target, bias):
+        if not is_plain(graph, x, lin[0], source, target, bias):
             return None
-        return gat_convolution(graph, x, weight, (source, target), bias, **self._options())
+        return gat_convolution(graph, x, lin[0], (source, target), bias, **self._options())
 
     def _projected(self, ends: Ends) -> tuple[Tensor, Tensor | None]:
         """Map features of sources and, if they are given, of targets: (n, heads, out_channels)."""
@@ -183,17 +181,18 @@ class GATConv(LoopedAttention):
         if h is target:  # sources and targets are the same vertices
             own = None
             if features is not None:
-                edges = self._edge_scores(features)
-                if self.add_self_loops:
-                    own = self._edge_scores(self._loop_features(ends, features))
-            vectors, bias = (self.att_src, self.att_dst), self.bias if self.concat else None
-            bias = None if bias is None else bias.view_as(self.att_src)
+                parts = [self._loop_features(ends, features)] if self.add_self_loops else []
+                edges, *parts = self._edge_scores(features, *parts)
+                own = parts[0] if parts else None
+            vectors, bias = (self.att_src, self.att_dst), None
+            if self.concat and self.bias is not None:
+                bias = self.bias.view_as(self.att_src)
             y = gat_of_vectors(graph, h, *vectors, edges, own, bias, **options)
             return self._biased(y) if bias is None else y.flatten(1)
         el, er = self._scores(h, target, ends.tensors.n_rows)
         if features is not None or ends.tensors.n_rows != ends.tensors.n_cols:
             (graph, features), options["self_loops"] = self._entries(ends, features), False
-        edges = None if features is None else self._edge_scores(features)
+        edges = None if features is None else self._edge_scores(features)[0]
         return self._biased(gat_aggregate(graph, h, el, er, edges, **options))
 
     def _scores(self, h: Tensor, target: Tensor | None, n_rows: int) -> tuple[Tensor, Tensor]:
@@ -203,21 +202,23 @@ class GATConv(LoopedAttention):
             return el, el.new_zeros(n_rows, self.heads)
         return el, (target * self.att_dst.to(target.dtype)).sum(-1)
 
-    def _edge_scores(self, features: Tensor) -> Tensor:
-        """Compute the edges' terms, (nnz, heads)."""
+    def _edge_scores(self, *features: Tensor) -> list[Tensor]:
+        """Compute the terms of edges, (nnz, heads), of each tensor of features."""
         assert self.lin_edge is not None  # the features have been checked beside it
         assert self.att_edge is not None
+        att, shape = self.att_edge, (self.heads, self.out_channels, -1)
         args = read_map(self.lin_edge)
         if args is None or args[1] is not None:
-            return (self._mapped(self.lin_edge, features, "edge_attr") * self.att_edge).sum(-1)
-        weight = args[0].view(self.heads, self.out_channels, -1)
-        return linear(features, (weight * self.att_edge.view(self.heads, -1, 1)).sum(1))
+            maps = (self._mapped(self.lin_edge, part, "edge_attr") for part in features)
+            return [(part * att).sum(-1) for part in maps]
+        weight = args[0].view(shape)
+        return [linear(part, (weight * att.view(self.heads, -1, 1)).sum(1)) for part in features]
 
     def _entry_scores(
         self, graph: GraphLike, features: Tensor | None, source: Tensor, target: Tensor | None
     ) -> Tensor:
         """Compute the scores of all entries, (nnz, heads), in float32 at least."""
-        edges = None if features is None else self._edge_scores(features)
+        edges = None if features is None else self._edge_scores(features)[0]
         dtype = torch.promote_types(source.dtype, torch.float32)
         with torch.autocast(source.device.type, enabled=False):
             wide = None if target is None else target.to(dtype)

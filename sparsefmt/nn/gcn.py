@@ -11,7 +11,6 @@ from ..autograd import aggregate_with_own, as_graph, maxk, maxk_aggregate
 from ..autograd.cbsr import features_to_keep
 from ..autograd.layers import gcn_convolution, is_plain
 from ..autograd.maps import read_map
-from ..autograd.plain import is_plain
 from ..autograd.tensors.prepare import GraphLike, tensors_of
 from ..autograd.tensors.shared import Shared
 from ..autograd.tensors.tensors import GraphTensors
@@ -151,7 +150,7 @@ class GCNConv(Convolution):
             graph = self._turned(graph, edge_index)
         tensors = check_input(x, graph, edge_index, sparse=True)
         lin, width = check_map(self.lin, x, "x"), self._width()
-        if x.dim() > 2 and self.k is not None:
+        if x.dim() > 2:
             self._check_no_batch(x)
 
         def aggregated(h: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -9,18 +9,16 @@ from torch.nn import Linear, Module, Parameter, Sequential
 from ..autograd import aggregate_with_own, maxk, maxk_aggregate, message_aggregate, spmm
 from ..autograd.layers import gin_convolution, is_plain, propagated
 from ..autograd.maps import calls_forward_alone, read_map
-from ..autograd.plain import is_plain
 from ..autograd.tensors.prepare import GraphLike
 from ..errors import DtypeError, ShapeError
-from ..graph.graph import Graph
 from ._inputs import (
     Ends,
     as_autocast,
-    check_beside,
     check_counts,
     check_edge_weight,
     check_flags,
     check_in_channels,
+    check_like,
     check_number,
 )
 from ._loops import over_vertices
@@ -30,6 +28,8 @@ from ._passing import SUM, Convolution, Options, Passing, PassingOptions
 
 class OfNetwork(Passing):
     """A layer that ends in a network of the user's, which gets ``1 + eps`` of each vertex too."""
+
+    _shown = ("nn",)
 
     def _add_network(self, nn: Any, eps: float, train_eps: bool) -> None:
         """Keep the network, and build ``eps``."""
@@ -48,9 +48,6 @@ class OfNetwork(Passing):
         else:
             self.register_buffer("eps", torch.empty(1))
 
-    def _shown(self) -> list[str]:
-        return [f"nn={self.nn}"]
-
     def reset_parameters(self) -> None:
         """Reset ``nn``, or its parts that can be, and set ``eps`` to what was given."""
         _reset(self.nn)
@@ -67,7 +64,7 @@ class OfNetwork(Passing):
                 f"x[1] has {own.shape[-1]} features but x[0] has {width}: both are added up, give "
                 "them one width."
             )
-        check_beside("x[1]", own, ends.source)
+        check_like("x[1]", own, ends.source)
         own = as_autocast(own)
         return torch.addcmul(y, (1 + self.eps).to(y.dtype), own)
 
@@ -145,8 +142,7 @@ class GINConv(OfNetwork, Convolution):
             if y is not None:
                 return y
             if isinstance(x, Tensor) and self._is_usual():
-                graph = self._graph(x, edge_index)
-                y = self._in_one_node(x, graph) if type(graph) is Graph else None
+                y = self._in_one_node(x, self._graph(x, edge_index))
             if y is not None:
                 return y
         ends = self._between(x, edge_index, size)
@@ -160,13 +156,11 @@ class GINConv(OfNetwork, Convolution):
         nn, eps = self.nn, self.eps
         first, *rest = [*nn] if calls_forward_alone(nn, Sequential) and len(nn) else [nn]
         args = read_map(first) if isinstance(first, Linear) else None
+        if not is_plain(graph, x, *(args or ()), eps):
+            return None
         if args is None:
-            if not is_plain(graph, x, eps):
-                return None
             check_fit(nn, x)
             return called(nn, propagated(graph, x, None, eps, one_more=True))
-        if not is_plain(graph, x, *args, eps):
-            return None
         y = gin_convolution(graph, x, eps, *args)
         for module in rest:
             y = called(module, y)
@@ -179,8 +173,7 @@ class GINConv(OfNetwork, Convolution):
     def _aggregated(self, ends: Ends, edge_weight: Tensor | None) -> Tensor:
         """Aggregate features of sources, and add a part of the targets' own."""
         graph, x, width = ends.graph, as_autocast(ends.source), self._width()
-        if self.k is not None:
-            self._check_no_batch(x)
+        self._check_no_batch(x)
         if ends.alike and width is None and x.dim() == 2 and self._reductions == SUM:
             factor = (1 + self.eps).to(x.dtype)  # a wider one would widen the sum
             return aggregate_with_own(graph, x, factor, edge_weight, k=self.k)
@@ -287,7 +280,7 @@ class GINEConv(OfNetwork):
 
         return called(self.nn, self._with_own(summed(source), ends, ends.target))
 
-    def _of_edges(self, edge_attr: Any, ends: Ends) -> Tensor:
+    def _of_edges(self, edge_attr: object, ends: Ends) -> Tensor:
         """Check the features of edges, and map them where there is a map."""
         if edge_attr is None:
             raise DtypeError(
@@ -312,7 +305,7 @@ class GINEConv(OfNetwork):
                 f"edge_attr has {edge_attr.shape[1]} features but {name} has {width}: give both "
                 f"the same, or the layer edge_dim={edge_attr.shape[1]}, which maps them."
             )
-        check_beside("edge_attr", edge_attr, ends.source)
+        check_like("edge_attr", edge_attr, ends.source)
         return as_autocast(edge_attr)
 
 
@@ -340,7 +333,7 @@ def check_fit(nn: Module, x: Tensor) -> None:
             raise ShapeError(
                 f"x has {x.shape[-1]} features but nn takes {width}: give (n, {width})."
             )
-        check_beside("x", x, args[0])
+        check_like("x", x, args[0])
 
 
 def _reset(module: Module) -> None:

@@ -1,11 +1,10 @@
 """The relational convolution: weights of their own for each type of edges."""
 
-import math
 from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
+from torch.nn import Parameter, init
 
 from ..autograd import as_graph, relational_aggregate
 from ..autograd.tensors.prepare import GraphLike
@@ -13,7 +12,8 @@ from ..autograd.tensors.shared import shared
 from ..autograd.tensors.types import check_ids
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..model.state import is_graph
-from ._inputs import Ends, check_beside, check_counts, check_flags, in_pair
+from ._inputs import check_counts, check_flags, check_like, in_pair
+from ._maps import draw_glorot
 from ._passing import FORWARD, Direction, Passing
 
 
@@ -44,6 +44,7 @@ class RGCNConv(Passing):
     __module__ = "sparsefmt.nn"
     _reductions_known: ClassVar[tuple[str, ...]] = ("sum", "mean", "max", "min")
     _node_dim = 0
+    _shown = ("num_relations",)
 
     def __init__(
         self,
@@ -67,20 +68,20 @@ class RGCNConv(Passing):
         self.num_relations, self.num_bases, self.num_blocks = num_relations, num_bases, num_blocks
         self.is_sorted, self.in_channels_l = is_sorted, sources
         self.weight = Parameter(torch.empty(self._shape_of_weight()))
-        self.comp = None if num_bases is None else _made(num_relations, num_bases)
-        self.root = _made(targets, out_channels) if root_weight else None
-        self.bias = _made(out_channels) if bias else None
+        self.comp = None if num_bases is None else Parameter(torch.empty(num_relations, num_bases))
+        self.root = Parameter(torch.empty(targets, out_channels)) if root_weight else None
+        self.bias = Parameter(torch.empty(out_channels)) if bias else None
         self._all_ids: dict[torch.device, Tensor] = {}
         self.reset_parameters()
 
     def _shape_of_weight(self) -> tuple[int, ...]:
-        """Check the parts that weights are made of, and give their shape."""
-        rows, columns, bases, blocks = (
-            *(self.in_channels_l, self.out_channels),
-            *(self.num_bases, self.num_blocks),
-        )
-        given = {"num_bases": bases, "num_blocks": blocks}
-        check_counts(**{name: one for name, one in given.items() if one is not None})
+        """Return the shape of the weights, of which there may be bases or blocks; check both."""
+        rows, columns = self.in_channels_l, self.out_channels
+        bases, blocks = self.num_bases, self.num_blocks
+        if bases is not None:
+            check_counts(num_bases=bases)
+        if blocks is not None:
+            check_counts(num_blocks=blocks)
         if bases is not None and blocks is not None:
             raise ShapeError(
                 f"num_bases is {bases} and num_blocks is {blocks}: weights are made of bases or "
@@ -99,16 +100,11 @@ class RGCNConv(Passing):
 
     def reset_parameters(self) -> None:
         """Draw the weights by Glorot's rule, and set the bias to 0."""
-        with torch.no_grad():
-            for one in (self.weight, self.comp, self.root):
-                if one is not None:
-                    bound = math.sqrt(6.0 / (one.shape[-2] + one.shape[-1]))
-                    one.uniform_(-bound, bound)
-            if self.bias is not None:
-                self.bias.zero_()
-
-    def _shown(self) -> list[str]:
-        return [*super()._shown(), f"num_relations={self.num_relations}"]
+        for weight in (self.weight, self.comp, self.root):
+            if weight is not None:
+                draw_glorot(weight)
+        if self.bias is not None:
+            init.zeros_(self.bias)
 
     def forward(
         self,
@@ -137,15 +133,18 @@ class RGCNConv(Passing):
         source, target = self._ends(x)
         graph: Any = edge_index
         if shared(graph) is not None and graph.whole is None:
-            graph, source, target = self._here(graph, source, target)
+            graph, source, target = self._local_part(graph, source, target)
         size = None if target is None else (len(source), len(target))
         if not is_graph(graph):  # nor remembered
             as_graph(graph, source, target, size=size, name="edge_index")
         if self.flow != FORWARD:
             graph = self._turned(as_graph(edge_index, source, target), edge_index)
         own = None if self.root is None else self._of_root(source, target)
-        given = graph, source, self._weight(), edge_type
-        y = relational_aggregate(*given, reduce=self._reductions[0], own=own, size=size)
+        weight: Tensor = self.weight
+        if self.comp is not None:
+            weight = (self.comp @ weight.flatten(1)).view(-1, *weight.shape[1:])
+        args, reduce = (graph, source, weight, edge_type), self._reductions[0]
+        y = relational_aggregate(*args, reduce=reduce, own=own, size=size)
         if shared(edge_index) is not None and source.requires_grad:
             y = y + source[:0].sum()  # backward is that of all processes, without edges too
         return y if self.bias is None or own is not None else y + self.bias.to(y.dtype)
@@ -156,8 +155,12 @@ class RGCNConv(Passing):
         if pair and len(x) != 2:
             raise ShapeError(f"x has {len(x)} parts: give (x, x_target), those of both ends.")
         source, target = x if pair else (x, None)
-        if source is None:
-            source = self._ids_of_all()
+        if source is None:  # ids of all vertices, always one tensor: edges are grouped by it once
+            device = self.weight.device
+            if device not in self._all_ids:
+                with torch.inference_mode(False):
+                    self._all_ids[device] = torch.arange(self.in_channels_l, device=device)
+            source = self._all_ids[device]
         if pair and not isinstance(target, Tensor):
             raise DtypeError(
                 f"x[1] is a {type(target).__name__}: give features or ids of targets, a tensor."
@@ -172,14 +175,14 @@ class RGCNConv(Passing):
                     f"{name} has shape (): give features, (n, in_channels), or ids, (n,)."
                 )
             if one.is_floating_point():
-                check_beside(name, one, self.weight)
+                check_like(name, one, self.weight)
             if one.is_floating_point() != source.is_floating_point():
                 raise DtypeError(
                     f"x has {source.dtype} and {one.dtype}: give features of both ends, or ids."
                 )
         return source, target
 
-    def _here(self, graph: Any, source: Tensor, target: Tensor | None) -> tuple[Any, ...]:
+    def _local_part(self, graph: Any, source: Tensor, target: Tensor | None) -> tuple[Any, ...]:
         """Return the entries here of a graph that processes share, and what their sources have."""
         self._turned(graph, graph)  # refuses the other direction
         if source is self._all_ids.get(source.device):
@@ -189,16 +192,7 @@ class RGCNConv(Passing):
             )
         if target is None and not graph.is_square:
             raise ShapeError("x is one tensor but the graph is not square: give (x, x_target).")
-        ends = Ends(graph, source, source if target is None else target, False).gathered()
-        return ends.graph, ends.source, ends.target
-
-    def _ids_of_all(self) -> Tensor:
-        """Return the ids of all vertices, always the same tensor: edges are grouped by it once."""
-        device = self.weight.device
-        if device not in self._all_ids:
-            with torch.inference_mode(False):
-                self._all_ids[device] = torch.arange(self.in_channels_l, device=device)
-        return self._all_ids[device]
+        return graph.local, graph.extended(source), source if target is None else target
 
     def _of_root(self, source: Tensor, target: Tensor | None) -> Tensor:
         """Compute what a vertex has of its own: its mapped features and the bias."""
@@ -213,12 +207,6 @@ class RGCNConv(Passing):
                 f"features of targets have shape {tuple(target.shape)}: give (n, {root.shape[0]})."
             )
         return target @ root if self.bias is None else torch.addmm(self.bias, target, root)
-
-    def _weight(self) -> Tensor:
-        """Compute the weights of each type."""
-        if self.comp is None:
-            return self.weight
-        return (self.comp @ self.weight.flatten(1)).view(-1, *self.weight.shape[1:])
 
 
 class FastRGCNConv(RGCNConv):
@@ -240,7 +228,3 @@ class FastRGCNConv(RGCNConv):
 
     __module__ = "sparsefmt.nn"
     _reductions_known = ("sum", "mean")
-
-
-def _made(*shape: int) -> Parameter:
-    return Parameter(torch.empty(shape))

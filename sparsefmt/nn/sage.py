@@ -10,13 +10,11 @@ from torch.nn.functional import linear, normalize
 from ..autograd import maxk_aggregate, spmm
 from ..autograd.layers import is_plain, sage_convolution
 from ..autograd.maps import read_map
-from ..autograd.plain import is_plain
 from ..autograd.tensors.prepare import GraphLike
 from ..autograd.tensors.shared import Shared
 from ..errors import ShapeError
-from ..graph.graph import Graph
 from ._inputs import Ends, check_counts, check_edge_weight, check_flags, in_pair
-from ._loops import gathered, over_vertices, width_of
+from ._loops import gathered, over_vertices
 from ._maps import ReadMap, called, check_map, draw_map, linear_map, product_and_bias, settle
 from ._passing import MEAN, SUM, Convolution, PartOptions, check_aggr_kwargs, plus
 
@@ -62,6 +60,7 @@ class SAGEConv(Convolution):
     __module__ = "sparsefmt.nn"
     _reductions_known = ("sum", "mean", "max", "min")
     _takes_all = True
+    _shown = ("aggr",)
     _of_parts = (SUM, MEAN)
     _usual = MEAN
 
@@ -98,9 +97,6 @@ class SAGEConv(Convolution):
         if root_weight:
             self.lin_r = linear_map(of_targets, out_channels, bias=False)
         self.reset_parameters()
-
-    def _shown(self) -> list[str]:
-        return [*super()._shown(), f"aggr={self.aggr}"]
 
     def reset_parameters(self) -> None:
         """Draw the parameters as ``torch.nn.Linear`` does."""
@@ -147,7 +143,7 @@ class SAGEConv(Convolution):
                 return y
             if isinstance(x, Tensor) and self._is_usual():
                 graph = self._graph(x, edge_index)
-                y = self._in_one_node(x, graph) if type(graph) is Graph else None
+                y = None if isinstance(graph, Shared) else self._in_one_node(x, graph)
             if y is not None:
                 return normalize(y, dim=-1) if self.normalize else y
         ends = self._between(x, edge_index, size)
@@ -155,17 +151,16 @@ class SAGEConv(Convolution):
             check_edge_weight(edge_weight, ends.tensors)
         neighbours, own = self._fit(ends)
         y = self._of_neighbours(ends, edge_weight, neighbours)
-        if self.root_weight and ends.target is not None:
-            y = self._plus_own(y, ends.target, neighbours, own)
+        target = ends.target if self.root_weight else None
+        if target is not None:
+            # Into ``y`` if only this layer has seen it, and autocast has changed no dtype.
+            unseen = self.k is None and neighbours is not None and y.dim() == target.dim() == 2
+            fits = own is not None and own[1] is None and y.dtype == target.dtype == own[0].dtype
+            if unseen and own is not None and fits:
+                y = y.addmm_(target, own[0].t())
+            else:
+                y = y + called(self.lin_r, target, "x")
         return normalize(y, dim=-1) if self.normalize else y
-
-    def _plus_own(self, y: Tensor, x: Tensor, neighbours: ReadMap, own: ReadMap) -> Tensor:
-        """Add the map of the targets' own features, into ``y`` if only this layer has seen it."""
-        unseen = self.k is None and neighbours is not None
-        if unseen and own is not None and own[1] is None and y.dim() == x.dim() == 2:
-            if y.dtype == x.dtype == own[0].dtype:  # autocast makes them differ
-                return y.addmm_(x, own[0].t())
-        return y + called(self.lin_r, x, "x")
 
     def _is_usual(self) -> bool:
         """Return True if all options that need other code are as they are by default."""
@@ -174,14 +169,12 @@ class SAGEConv(Convolution):
     def _in_one_node(self, x: Tensor, graph: GraphLike) -> Tensor | None:
         """Run what comes before ``normalize`` as one node of autograd's; None if it may not."""
         neighbours, own = read_map(self.lin_l), read_map(self.lin_r)
-        if neighbours is None or own is None:
+        if neighbours is None or own is None or own[1] is not None:
             return None
-        (weight, bias), (own_weight, own_bias) = neighbours, own
-        if own_weight.shape != weight.shape or own_bias is not None:
+        fit = own[0].shape == neighbours[0].shape
+        if not fit or not is_plain(graph, x, *neighbours, own[0]):
             return None
-        if not is_plain(graph, x, weight, bias, own_weight):
-            return None
-        return sage_convolution(graph, x, weight, bias, own_weight)
+        return sage_convolution(graph, x, *neighbours, own[0])
 
     def _fit(self, ends: Ends) -> tuple[ReadMap, ReadMap]:
         """Check the features of both ends, for which lazy maps make their parameters; read maps."""
@@ -202,7 +195,8 @@ class SAGEConv(Convolution):
         """Return the width behind the aggregation: of each reduction, or as PyG's module tells."""
         if self._reductions:
             return width * len(self._reductions)
-        return width_of(self.aggr_module, width)
+        out = getattr(self.aggr_module, "get_out_channels", None)
+        return width if out is None else int(out(width))
 
     def _of_neighbours(self, ends: Ends, edge_weight: Tensor | None, lin: ReadMap) -> Tensor:
         """Aggregate the features of sources and map them, with the bias."""

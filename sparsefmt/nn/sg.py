@@ -20,6 +20,7 @@ class HopConvolution(Passing):
     """A layer of ``K`` steps."""
 
     _reductions_known = ("sum", "mean", "max", "min")
+    _shown = ("K",)
     #: Computes the layer, of features, a graph and edge weights.
     _computed: ClassVar[Callable[..., Tensor]]
 
@@ -34,9 +35,6 @@ class HopConvolution(Passing):
         if K < 0:
             raise ShapeError(f"K is {K}: give 0 or more.")
         self.in_channels, self.out_channels, self.K = in_channels, out_channels, K
-
-    def _shown(self) -> list[str]:
-        return [*super()._shown(), f"K={self.K}"]
 
     def forward(
         self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None = None
@@ -59,8 +57,8 @@ class HopConvolution(Passing):
         graph = self._turned(as_graph(edge_index, rows, name="edge_index"), edge_index)
         tensors, column = check_input(x, graph, edge_index), rows.flatten(1)[:, :1]
         column, weight = as_operands(graph, tensors, column, edge_weight)
-        options = {"reduction": self._reductions[0], "to_all": gets_all_loops(edge_index)}
-        step = hop(graph, tensors, weight, column.dtype, fill, **options)
+        norm, to_all = (tensors, weight, column.dtype, fill), gets_all_loops(edge_index)
+        step = hop(graph, *norm, reduction=self._reductions[0], to_all=to_all)
         return [lambda h: over_vertices(lambda rows: step(rows, None), h)] * self.K
 
 

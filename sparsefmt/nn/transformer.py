@@ -14,16 +14,14 @@ from ..autograd.tensors.prepare import GraphLike, graph_tensors, has_tiles
 from ..errors import DtypeError, ShapeError
 from ._attention import (
     Attention,
-    AttentionWeights,
-    as_given,
-    at_edges,
     check_edge_features,
     entries_with_loops,
+    in_form_of,
     refuse_static,
-    sums_of_edges,
+    weighted_sums,
 )
 from ._inputs import Ends, check_flags, check_input, in_pair
-from ._loops import log_sums, loops, missing_loops
+from ._loops import log_sums, loops, missing_loops, rows_and_columns
 from ._maps import called, draw_map, linear_map, mapped
 from ._passing import FORWARD, Passing, PassingOptions
 
@@ -32,25 +30,30 @@ class _Term(NamedTuple):
     """The edges' part of keys and values: features, and the map of each head, applied last.
 
     ``<q, e W> = <q W', e>`` and ``sum(P (e W)) = (sum P e) W``, so that no ``e W`` is made.
+    Products go along ``places``, where each entry is a column of its own: (n_rows, nnz).  They read
+    features of edges where they are, head by head: one of all heads would copy them for each.
     """
 
+    places: GraphLike
     features: Tensor  #: (nnz, edge_dim), or without a weight (nnz, heads, out_channels)
     weight: Tensor | None  #: (heads, out_channels, edge_dim)
 
-    def products(self, graph: GraphLike, query: Tensor) -> Tensor:
+    def products(self, query: Tensor) -> Tensor:
         """Multiply each entry's term with the query of its target: (nnz, heads)."""
-        if self.weight is not None:
-            query = torch.einsum("nkf,kfd->nkd", query, self.weight.to(query.dtype))
-        return at_edges(graph, query, self.features.to(query.dtype))
+        features = self.features.to(query.dtype)
+        if self.weight is None:
+            return sddmm(self.places, query, features)
+        query = torch.einsum("nkf,kfd->nkd", query, self.weight.to(query.dtype))
+        return torch.stack([sddmm(self.places, head, features) for head in query.unbind(1)], 1)
 
-    def sums(self, attention: AttentionWeights) -> Tensor:
+    def sums(self, weights: Tensor) -> Tensor:
         """Sum the terms of each row's entries by their weights: (n_rows, heads, out_channels)."""
         with torch.autocast(self.features.device.type, enabled=False):
-            y = sums_of_edges(
-                attention.graph, self.features, attention.weights.to(self.features.dtype)
-            )
+            weights = weights.to(self.features.dtype)
             if self.weight is None:
-                return y
+                return spmm(self.places, self.features, weights)
+            parts = [spmm(self.places, self.features, head) for head in weights.unbind(1)]
+            y = torch.stack(parts, 1)
             return torch.einsum("nkd,kfd->nkf", y, self.weight.to(y.dtype))
 
 
@@ -75,10 +78,8 @@ class TransformerConv(Attention):
 
     Raises
     ------
-    DtypeError, ShapeError
-        If a number is no number of its kind, or out of its range.
-    UnsupportedError
-        If an option is one that only PyG's layer can do; the text says what to do instead.
+    DtypeError, ShapeError, UnsupportedError
+        As ``GATConv``.
 
     Notes
     -----
@@ -164,24 +165,22 @@ class TransformerConv(Attention):
         query = self._mapped(self.lin_query, target, "x" if ends.alike else "x[1]")
         key, value = self._of_sources(ends, self.lin_key, self.lin_value)
         term = self._term(edge_attr, ends)
-        attention = None
+        weights = None
         if term is not None or return_attention_weights is not None:
-            attention = AttentionWeights(graph, self._weights(graph, query, key, term))
-        if attention is not None and (term is not None or self._drops()):
-            weights = dropout(attention.weights, self.dropout, self.training)
-            kept = AttentionWeights(graph, weights)
-            y = kept.sums(value)
-            y = y if term is None else y + term.sums(kept).to(y.dtype)
+            weights = self._weights(graph, query, key, term)
+        if weights is not None and (term is not None or self._drops()):
+            dropped = dropout(weights, self.dropout, self.training)
+            y = weighted_sums(graph, dropped, value)
+            y = y if term is None else y + term.sums(dropped).to(y.dtype)
         else:
             share = self.dropout if self.training else 0.0
             y = dot_aggregate(graph, query, key, value, dropout=share)
         y = self._with_own(y, target)
-        if attention is None or return_attention_weights is None:
+        if weights is None or return_attention_weights is None:
             return y
-        weights = attention.weights.to(y.dtype)
         if isinstance(edge_index, Tensor):
-            return y, (edge_index, weights)
-        return y, as_given(edge_index, self._turned(graph, None), weights)
+            return y, (edge_index, weights.to(y.dtype))
+        return y, in_form_of(edge_index, self._turned(graph, None), weights.to(y.dtype))
 
     def _term(self, edge_attr: Tensor | None, ends: Ends) -> _Term | None:
         """Return the edges' part of keys and values, which a layer with ``edge_dim`` needs."""
@@ -194,10 +193,17 @@ class TransformerConv(Attention):
             )
         features = check_edge_features(edge_attr, ends.tensors, self.lin_edge)
         assert self.lin_edge is not None  # the features have been checked beside it
-        args = read_map(self.lin_edge)
+        graph, tensors, args = ends.graph, ends.tensors, read_map(self.lin_edge)
+
+        def make() -> Tensor:
+            rows = rows_and_columns(graph)[0].long()
+            return torch.stack([torch.arange(len(rows), device=rows.device), rows])
+
+        edges, size = tensors.kept("entries as columns", make), (tensors.nnz, tensors.n_rows)
+        places = as_graph(edges, None, size=size)
         if args is None or args[1] is not None:
-            return _Term(self._mapped(self.lin_edge, features, "edge_attr"), None)
-        return _Term(features, args[0].view(self.heads, self.out_channels, -1))
+            return _Term(places, self._mapped(self.lin_edge, features, "edge_attr"), None)
+        return _Term(places, features, args[0].view(self.heads, self.out_channels, -1))
 
     def _weights(self, graph: GraphLike, query: Tensor, key: Tensor, term: _Term | None) -> Tensor:
         """Compute the weights of all entries, (nnz, heads), in float32 at least."""
@@ -206,7 +212,7 @@ class TransformerConv(Attention):
             query = query.to(dtype) / sqrt(self.out_channels)
             scores = sddmm(graph, query, key.to(dtype))
             if term is not None:
-                scores = scores + term.products(graph, query)
+                scores = scores + term.products(query)
             return edge_softmax(graph, scores)
 
     def _with_own(self, y: Tensor, target: Tensor) -> Tensor:
@@ -243,10 +249,8 @@ class AGNNConv(Passing):
 
     Raises
     ------
-    UnsupportedError
-        If an option is one that only PyG's layer can do; the text says what to do instead.
-    DtypeError, ShapeError
-        If an option of PyG's is no such value.
+    DtypeError, ShapeError, UnsupportedError
+        As ``GATConv``.
 
     Notes
     -----
@@ -290,9 +294,6 @@ class AGNNConv(Passing):
             with torch.no_grad():
                 self.beta.fill_(1)
 
-    def _shown(self) -> list[str]:
-        return []
-
     def forward(self, x: Tensor, edge_index: GraphLike) -> Tensor:
         """Map (n, feat) to (n, feat), in the dtype of ``x``, or autocast's.
 
@@ -318,7 +319,9 @@ class AGNNConv(Passing):
         ends = ends.gathered()
         graph, x = ends.graph, ends.source
         wide = torch.promote_types(x.dtype, torch.float32)
-        unit = _unit(x.to(wide), max(LEAST_LENGTH, torch.finfo(x.dtype).tiny))
+        unit, least = x.to(wide), max(LEAST_LENGTH, torch.finfo(x.dtype).tiny)
+        # Of length one, with finite derivatives even of a row of zeros.
+        unit = unit * unit.square().sum(1, keepdim=True).clamp(min=least**2).rsqrt()
         beta, add = self.beta.to(wide), self.add_self_loops
         if has_tiles(graph):
             return _composed(graph, x, unit, beta, add)
@@ -339,14 +342,12 @@ def _composed(
     p = edge_softmax(graph, scores)
     y = spmm(graph, x, p.to(x.dtype))
     if add_self_loops:
-        own = _own_part(graph, beta * unit.square().sum(1), scores, p)
+        missing = missing_loops(graph, graph_tensors(graph)).to(wide)
+        # The part of a missing loop: exp(own) / (exp(own) + Z), of its score and the row's sum.
+        own = beta * unit.square().sum(1) - log_sums(graph, scores, p)
+        own = torch.sigmoid(own) * missing
         y = torch.lerp(y, x.to(y.dtype), own[:, None].to(y.dtype))
     return y
-
-
-def _unit(x: Tensor, least: float) -> Tensor:
-    """Scale rows to length one, with finite derivatives even of a row of zeros."""
-    return x * x.square().sum(1, keepdim=True).clamp(min=least**2).rsqrt()
 
 
 def _loop_scores(graph: GraphLike, dtype: torch.dtype) -> Tensor:
@@ -358,13 +359,3 @@ def _loop_scores(graph: GraphLike, dtype: torch.dtype) -> Tensor:
         return (-counted * sddmm(graph, logs, torch.ones_like(logs))).to(dtype)
 
     return graph_tensors(graph).kept(("loop scores", dtype), make)
-
-
-def _own_part(graph: GraphLike, own: Tensor, scores: Tensor, p: Tensor) -> Tensor:
-    """Compute the part of a missing loop, ``exp(own) / (exp(own) + Z)``, else 0: (n,).
-
-    ``own`` are the scores of the loops, ``Z`` the row's sum of ``exp(scores)``, and ``p`` the
-    softmax of ``scores``.
-    """
-    missing = missing_loops(graph, graph_tensors(graph)).to(own.dtype)
-    return torch.sigmoid(own - log_sums(graph, scores, p)) * missing

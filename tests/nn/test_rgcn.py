@@ -133,7 +133,10 @@ def test_it_is_pyg_s_of_ids(device, parts, aggr):
 def test_gradients_are_differentiated_again(device, together, parts):
     graph, types = edges(device)
     layer = pair(6, parts, device=device)[1]
-    weight = layer._weight().detach().requires_grad_()
+    weight = layer.weight
+    if layer.comp is not None:
+        weight = (layer.comp @ weight.flatten(1)).view(-1, *weight.shape[1:])
+    weight = weight.detach().requires_grad_()
     x, own = (torch.randn(N, k, device=device, dtype=torch.float64) for k in (6, 8))
     given = x.requires_grad_(), weight, own.requires_grad_()
 
