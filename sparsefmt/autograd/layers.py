@@ -100,19 +100,22 @@ def propagate(
     scale: Tensor,
     own: Tensor,
     *,
+    edge_weight: Tensor | None = None,
     without: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
     """Propagate features by symmetric constant factors, as GCN does, in one node of autograd's.
 
     ``y[i, f] = scale[i] * sum_e(a[e] * scale[j] * x[j, f]) + own[i] * x[i, f] + bias[f]`` over the
-    stored entries ``e = (i, j)`` of row ``i``; ``a`` are the graph's own values, or 1.
+    stored entries ``e = (i, j)`` of row ``i``; where ``own`` is 0, own features add nothing, even
+    if they are Inf or NaN.
 
     Parameters
     ----------
     graph : Graph, shape (n, n)
     x : Tensor, shape (n, feat)
-        As for ``spmm``.
+    edge_weight : Tensor, shape (nnz,), optional
+        ``a``.  As for ``spmm``.
     scale : Tensor, shape (n,)
         In the dtype of ``x``.
     own, without
@@ -129,7 +132,8 @@ def propagate(
     ------
     ShapeError, DtypeError, DeviceError, UnsupportedError
         As ``spmm``; also if the graph is not square, ``own``, ``without`` or ``bias`` is not as
-        above, or ``scale`` or ``own`` asks for a gradient: ``aggregate_with_own`` has one.
+        above, processes share the graph and it has an ``edge_weight``, or ``scale``, ``own`` or
+        ``edge_weight`` asks for a gradient: ``aggregate_with_own`` has one.
 
     Notes
     -----
@@ -138,29 +142,35 @@ def propagate(
     many passes over the result.
     """
     if isinstance(graph, Shared) and graph.whole is None:
+        if edge_weight is not None:
+            raise UnsupportedError(
+                "edge_weight beside a graph that processes share: use aggregate_with_own."
+            )
         return graph.propagate(x, scale, own, without=without, bias=bias)
     tensors = tensors_of(graph, x)
-    x, values, _, _ = csr_operands(tensors, x, None)
+    x, values, _, _ = csr_operands(tensors, x, edge_weight)
     if torch.is_autocast_enabled(tensors.kind):
         scale = library.cast(scale, tensors.kind, x.dtype)
     checks.vector("scale", scale, length=tensors.n_rows, what="rows", x=x, graph=tensors)
     checks.own_part(own, without, tensors)
-    if torch.is_grad_enabled() and (scale.requires_grad or own.requires_grad):
+    if recorded(scale, own, values):
         raise UnsupportedError(
-            "scale or own requires a gradient, which propagate does not compute: use "
+            "scale, own or edge_weight requires a gradient, which propagate does not compute: use "
             "aggregate_with_own, or detach them."
         )
     if bias is not None:
         checks.bias(bias, x, tensors)
         bias = bias.to(x.dtype)
     own = own.to(x.dtype)
-    if torch.compiler.is_compiling() or values is not tensors.csr_values:  # cast by autocast
-        y = aggregate_with_own(graph, x, own, without=without, row_scale=scale, col_scale=scale)
+    own_values = edge_weight is None
+    if torch.compiler.is_compiling() or (own_values and values is not tensors.csr_values):  # cast
+        scales: Any = {"row_scale": scale, "col_scale": scale}
+        y = aggregate_with_own(graph, x, own, edge_weight, without=without, **scales)
         return y if bias is None else y + bias
     own = own.expand(tensors.n_rows, 1)
     own = (own if without is None else own.masked_fill(without, 0)).reshape(-1)
-    constants = scale, own, tensors, False, False
-    out: Tensor = taped(_Propagated, _sum_of_maps, (x, None, bias), *constants)
+    args = scale, own, tensors, False, False, None if own_values else values
+    out: Tensor = taped(_Propagated, _sum_of_maps, (x, None, bias), *args)
     return out
 
 
@@ -172,9 +182,11 @@ def _add_own(
     col_scale: Tensor | None,
     reduce: str,
     *own_part: Any,
+    values: Tensor | None = None,
 ) -> Tensor:
     """Multiply and add each row's own part in one kernel, without autograd."""
-    side, values = tensors.columns if transposed else tensors.rows, tensors.csr_values
+    side = tensors.columns if transposed else tensors.rows
+    values = tensors.csr_values if values is None else values
     perm = None if values is None else side.perm
     y: Tensor = SPMM(side, x, values, perm, row_scale, col_scale, reduce, *own_part)
     return y
@@ -263,9 +275,10 @@ def _propagated(
     own: Tensor,
     one_more: bool,
     transposed: bool = False,
+    values: Tensor | None = None,
 ) -> Tensor:
     """Propagate ``x W``, or ``x`` if there is no weight, by the graph or its transpose."""
-    constants = scale, own, tensors, one_more, transposed
+    constants = scale, own, tensors, one_more, transposed, values
     if recorded(x, weight, bias):  # which refuses a backward pass within vmap
         return applied(_Propagated, x, weight, bias, *constants)
     return _sum_of_maps(x, weight, bias, *constants)
@@ -279,9 +292,10 @@ def _sum_of_maps(
     own: Tensor,
     *options: Any,
 ) -> Tensor:
-    tensors, one_more, transposed = options
+    tensors, one_more, transposed, values = options
     h = x if weight is None else linear(x, weight)
-    return _add_own(tensors, transposed, h, scale, scale, "sum", h, own, one_more, bias)
+    own_part = h, own, one_more, bias
+    return _add_own(tensors, transposed, h, scale, scale, "sum", *own_part, values=values)
 
 
 class _Propagated(Function):
@@ -289,22 +303,22 @@ class _Propagated(Function):
     def forward(
         ctx: Ctx, x: Tensor, weight: Tensor | None, bias: Tensor | None, *constants: Any
     ) -> Tensor:
-        scale, own, ctx.tensors, ctx.one_more, ctx.transposed = constants
-        ctx.save_for_backward(None if weight is None else x, weight, scale, own)
+        scale, own, ctx.tensors, ctx.one_more, ctx.transposed, values = constants
+        ctx.save_for_backward(None if weight is None else x, weight, scale, own, values)
         return _sum_of_maps(x, weight, bias, *constants)
 
     @staticmethod
     def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, scale, own = ctx.saved_tensors
+        x, weight, scale, own, values = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
         dx = dw = None
         if of_x or of_weight:
-            constants = scale, own, ctx.one_more, not ctx.transposed
+            constants = scale, own, ctx.one_more, not ctx.transposed, values
             dx = _propagated(ctx.tensors.current(), grad, None, None, *constants)
             if weight is not None:
                 dw = torch.mm(dx.t(), x) if of_weight else None
                 dx = torch.mm(dx, weight) if of_x else None
-        return dx, dw, grad.sum(0) if of_bias else None, *(None,) * 5
+        return dx, dw, grad.sum(0) if of_bias else None, *(None,) * 6
 
 
 def gcn_convolution(

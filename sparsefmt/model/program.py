@@ -55,7 +55,9 @@ def _spmm(A: Factor, X: Tensor, row: Tensor | None = None, col: Tensor | None = 
     return spmm(A, X, row_scale=row, col_scale=col)
 
 
-def _scale_entries(A: Factor, row: Tensor | None = None, col: Tensor | None = None) -> Weighted:
+def _scale_entries(
+    A: "GraphLike | Weighted", row: Tensor | None = None, col: Tensor | None = None
+) -> Weighted:
     if isinstance(A, Shared):
         return Weighted(A, shared(A).scaled_entries(row, col))
     graph, values = A if isinstance(A, Weighted) else (A, graph_tensors(A).csr_values)

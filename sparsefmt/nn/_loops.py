@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..autograd import aggregate_with_own, as_graph, propagate, sddmm, spmm
+from ..autograd.engine.recording import recorded
 from ..autograd.gcn import unit_scales
 from ..autograd.matmul import operands
 from ..autograd.tensors.order import own_values
@@ -41,8 +42,8 @@ def symmetric(
     """
     graph = graph.local if isinstance(graph, Shared) else graph
     if edge_weight is not None:
-        scale, loop = _symmetric(graph, tensors, edge_weight, fill, to_all).to(dtype).unbind()
-        return scale, loop
+        scale, loop = _symmetric(graph, tensors, edge_weight, fill, to_all)
+        return scale.to(dtype), loop.to(dtype)
     by_default = fill == 1 and not to_all
     made = tensors.built_scales() if by_default and dtype is torch.float32 else None
     if made is not None:
@@ -50,7 +51,9 @@ def symmetric(
 
     def make() -> Tensor:
         both = unit_scales(graph, dtype) if by_default else None
-        return _symmetric(graph, tensors, None, fill, to_all).to(dtype) if both is None else both
+        if both is None:
+            both = torch.stack(_symmetric(graph, tensors, None, fill, to_all)).to(dtype)
+        return both
 
     key = ("gcn", dtype) if by_default else ("gcn", dtype, fill, to_all)
     scale, loop = tensors.kept(key, make).unbind()
@@ -87,23 +90,30 @@ def _is_blind(tensors: GraphTensors) -> bool:
 
 def _symmetric(
     graph: GraphLike, tensors: GraphTensors, edge_weight: Tensor | None, fill: float, to_all: bool
-) -> Tensor:
-    """Compute both, (2, n), in float32 at least: 2-byte floats may not count up to a degree."""
+) -> tuple[Tensor, Tensor]:
+    """Compute both, in float32 at least: 2-byte floats may not count up to a degree."""
     weights = own_values(graph) if edge_weight is None else edge_weight
     if weights is not None and weights.dtype.itemsize == 2:
         weights = weights.float()
     wide = torch.float64 if weights is None else weights.dtype
+
+    def ones() -> Tensor:
+        return torch.ones(tensors.n_cols, 1, dtype=wide, device=tensors.device)
+
+    def added() -> Tensor:
+        own = ones()[: tensors.n_rows, 0] if to_all else missing_loops(graph, tensors).to(wide)
+        return fill * own
+
     with torch.autocast(tensors.kind, enabled=False):
-        ones = torch.ones(tensors.n_cols, 1, dtype=wide, device=tensors.device)
-        own = ones[: tensors.n_rows, 0] if to_all else missing_loops(graph, tensors).to(wide)
-        own = fill * own
+        column = tensors.kept(("ones", wide), ones)
+        own = tensors.kept(("added loops", wide, fill, to_all), added)
         earlier = earlier_loops(graph, tensors) if fill and not to_all else None
         if earlier is not None:
             earlier = earlier.to(wide) if weights is None else weights * earlier.to(wide)
-            own = own - spmm(graph, ones, earlier)[:, 0]
-        degree = own + spmm(graph, ones, weights)[:, 0]
+            own = own - spmm(graph, column, earlier)[:, 0]
+        degree = own + spmm(graph, column, weights)[:, 0]
     scale = degree.masked_fill(degree <= 0, inf).rsqrt()
-    return torch.stack([scale, (own * scale * scale).masked_fill(own == 0, 0)])
+    return scale, own * scale * scale
 
 
 def earlier_loops(graph: GraphLike, tensors: GraphTensors) -> Tensor | None:
@@ -253,10 +263,16 @@ def hop(
     own = loop[:, None]
     if fill == 0:
         return lambda x, bias: plus(spmm(graph, x, edge_weight, **scales), bias)
+    constant = edge_weight is None
+    if not constant and tensors.kind == "cuda":  # where one kernel adds the own part
+        constant = not isinstance(graph, Shared) and not recorded(edge_weight)
     # Traced, a Function that writes in place loses its gradients (torch 2.11).
-    if edge_weight is None and not torch.compiler.is_compiling():
-        missing = None if to_all else stored(graph, tensors, dtype)
-        return lambda x, bias: propagate(graph, x, scale, own, without=missing, bias=bias)
+    if constant and not torch.compiler.is_compiling():
+        known = to_all or edge_weight is not None  # a kernel leaves out own features by 0
+        args: dict[str, Any] = {"without": None if known else stored(graph, tensors, dtype)}
+        if edge_weight is not None:
+            args["edge_weight"] = edge_weight
+        return lambda x, bias: propagate(graph, x, scale, own, bias=bias, **args)
     scales["without"] = own == 0
     return lambda x, bias: plus(aggregate_with_own(graph, x, own, edge_weight, **scales), bias)
 
