@@ -5,6 +5,7 @@ from functools import cache
 import numpy as np
 from op_cases import rows_of
 
+from sparsefmt.ops.engine.memory import Scalar
 from sparsefmt.ops.sampling import cpu as sampling_cpu
 from sparsefmt.ops.sampling import cuda as sampling_cuda
 
@@ -27,7 +28,7 @@ def sddmm_sampled(xp, A, X, Y, width, out, *, row_scale=None, col_scale=None, me
                   rescale=False, strategy="bucket", seed=0):  # fmt: skip
     """What gradients of values are made by; no operation of its own."""
     room = sampling_cpu if xp is np else sampling_cuda
-    options = seed, width, strategy, mean, rescale
+    options = Scalar(seed), width, strategy, mean, rescale
     room.spmm_sampled_da(A, Y, X, row_scale, col_scale, *options, out=out)
     if xp is not np:
         xp.cuda.get_current_stream().synchronize()  # before the scales go

@@ -110,11 +110,11 @@ class Cell:
 
     def _composed(self, tree: Any) -> Callable[[], Any]:
         plan, program = self.layer._plan, Program(tree)
+        _, _, code = plan.prepared(self.layer, self.x, self.given)
 
         def forward() -> Tensor:
             values = plan.values(self.layer, self.x, self.given, self.given)
-            made = program(values, plan.functions(self.layer, self.given))
-            result: Tensor = plan.finish(self.layer, made)
+            result: Tensor = code.finish(program(values, code.functions))
             return result
 
         return self._step(forward)

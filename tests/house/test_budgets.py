@@ -10,40 +10,38 @@ from test_architecture import FUNCTION, KERNELS, PACKAGE, SOURCES, imports, modu
 #: Most lines of Python and CUDA C++ directly in each folder.  To raise one takes a paragraph in
 #: docs/decisions that says what the lines buy.
 BUDGETS = {
-    ".": 1740,
-    "autograd": 3310,
-    "autograd/engine": 1290,
-    "autograd/tensors": 1960,
-    "cli": 1370,
-    "distributed": 1560,
+    ".": 1660,
+    "autograd": 3030,
+    "autograd/engine": 1320,
+    "autograd/tensors": 1860,
+    "cli": 1350,
+    "distributed": 1520,
     "distributed/job": 970,
-    "distributed/parts": 990,
-    "formats": 3290,
-    "graph": 1090,
+    "distributed/parts": 1000,
+    "formats": 3220,
+    "graph": 1070,
     "interop": 1270,
-    "io": 2140,
-    "model": 3360,
-    "nn": 4120,
+    "io": 2130,
+    "model": 3260,
+    "nn": 3810,
     "ops": 60,
-    "ops/attention": 1340,
-    "ops/attention/gat": 2110,
-    "ops/attention/pairwise": 1570,
-    "ops/cbsr": 2680,
-    "ops/edges": 1250,
-    "ops/engine": 3760,
-    "ops/gcn": 830,
+    "ops/attention": 1320,
+    "ops/attention/gat": 2020,
+    "ops/attention/pairwise": 1490,
+    "ops/cbsr": 2640,
+    "ops/edges": 1240,
+    "ops/engine": 3860,
+    "ops/gcn": 820,
     "ops/matmul": 2750,
-    "ops/messages": 950,
-    "ops/sampling": 1660,
-    "ops/tiles": 2710,
-    "plan": 1730,
-    "testing": 900,
+    "ops/messages": 930,
+    "ops/sampling": 1640,
+    "ops/tiles": 2700,
+    "plan": 1700,
+    "testing": 880,
 }
-MAX_TOTAL = 52700
-#: Most modules of a folder, and of those that have not come down to it yet.
-MAX_FILES = 14
-MORE_FILES = {"formats": 17, "nn": 19, "ops/engine": 18}
-MAX_ANY = 0.28  #: share of parameters typed ``Any``; the goal is a tenth
+MAX_TOTAL = 51400
+MAX_FILES = 14  #: of a folder
+MAX_ANY = 0.05  #: share of parameters typed ``Any``
 
 
 def lines_of_folders() -> dict[str, int]:
@@ -73,7 +71,7 @@ def test_budgets_follow_what_was_saved():
 
 def test_folders_have_few_files():
     counts = Counter(path.parent.relative_to(PACKAGE).as_posix() for path in SOURCES)
-    assert {name: n for name, n in counts.items() if n > MAX_FILES} == MORE_FILES
+    assert not {name: n for name, n in counts.items() if n > MAX_FILES}
 
 
 #: Formats reach up to conversions and products, and a Graph to what it is made of, when called.

@@ -18,7 +18,7 @@ from ...formats.compressed import CSR
 from ..engine import jit
 from ..engine.call import Prepared, Result, launcher
 from ..engine.jit import ITEMSIZE, filling, row_bytes
-from ..engine.memory import Memory
+from ..engine.memory import Memory, Scalar
 from ..engine.structure import Structure, exact, structure_of
 from ..matmul.cuda import Shape, load_shape, spmm
 from .options import ALL, STRATEGIES
@@ -216,7 +216,10 @@ def _take_all(
 
 def _seeds(seed: Any) -> tuple[str, str]:
     """Name a seed as kernels take it: its address on the device, or null and the seed."""
-    return ("seed", "") if hasattr(seed, "dtype") else ("", "seed")
+    if hasattr(seed, "dtype"):
+        return "seed", ""
+    assert seed is None or type(seed) is Scalar  # of another int kernels would see 0
+    return "", "seed"
 
 
 # How the work is cut
