@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..autograd import aggregate_with_own, as_graph, propagate, sddmm, spmm
-from ..autograd.engine.recording import recorded
 from ..autograd.gcn import unit_scales
 from ..autograd.matmul import operands
 from ..autograd.tensors.order import own_values
@@ -264,8 +263,8 @@ def hop(
     if fill == 0:
         return lambda x, bias: plus(spmm(graph, x, edge_weight, **scales), bias)
     constant = edge_weight is None
-    if not constant and tensors.kind == "cuda":  # where one kernel adds the own part
-        constant = not isinstance(graph, Shared) and not recorded(edge_weight)
+    if edge_weight is not None and tensors.kind == "cuda":  # where one kernel adds the own part
+        constant = not isinstance(graph, Shared) and not edge_weight.requires_grad
     # Traced, a Function that writes in place loses its gradients (torch 2.11).
     if constant and not torch.compiler.is_compiling():
         known = to_all or edge_weight is not None  # a kernel leaves out own features by 0
