@@ -270,10 +270,10 @@ def of_graph(graph: Any, weights: Any, self_loops: bool) -> Any:
     import torch
 
     from sparsefmt.autograd import sddmm, spmm
-    from sparsefmt.autograd.tensors.prepare import graph_tensors
+    from sparsefmt.autograd.tensors.prepare import tensors_of
     from sparsefmt.nn._loops import missing_loops
 
-    tensors = graph_tensors(graph)
+    tensors = tensors_of(graph)
     dtype = torch.float64 if weights is None else weights.dtype
     one = torch.ones(tensors.n_cols, 1, dtype=dtype, device=tensors.device)
     degree = spmm(graph, one, weights)[:, 0]
@@ -287,7 +287,7 @@ def of_graph(graph: Any, weights: Any, self_loops: bool) -> Any:
     values = values if weights is None else values * weights
     if not self_loops:
         return values
-    order = tensors.kept("gcn order", lambda: _order(tensors))
+    order = tensors.cached("gcn order", lambda: _order(tensors))
     own = (s * s).masked_fill(missing == 0, 0)
     return torch.cat([values, own]).index_select(0, order)
 

@@ -19,7 +19,7 @@ from .engine.library import LibraryOp
 from .engine.recording import Ctx, once, taped
 from .tensors.edge_index import as_graph
 from .tensors.order import in_csr_order, in_own_order
-from .tensors.prepare import GraphLike, graph_tensors, tensors_of
+from .tensors.prepare import GraphLike, tensors_of
 from .tensors.tensors import GraphTensors
 
 GCN_NORM = LibraryOp("gcn_norm")
@@ -110,7 +110,7 @@ def unit_scales(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
     ``own[i]``, which is 1 less the loops of the row: one of them counts, stored or not.  None if
     there is no such kernel: for weighted graphs, on the CPU and while ``torch.compile`` traces.
     """
-    tensors = graph_tensors(graph)
+    tensors = tensors_of(graph)
     S = tensors.rows.structure
     if S is None or tensors.csr_values is not None or torch.compiler.is_compiling():
         return None

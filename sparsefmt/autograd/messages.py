@@ -156,7 +156,7 @@ def _places(tensors: GraphTensors, transposed: bool) -> Tensor | None:
         return places.to(dtype)
 
     # An index an edge, which each step reads.
-    return tensors.kept(("places", transposed), make)
+    return tensors.cached(("places", transposed), make)
 
 
 # Primitives: nothing is checked; each is differentiable by the others

@@ -364,7 +364,7 @@ class DistGraph(Shared):
             degree: Tensor = to_tensor(self.own.in_degree) + to_tensor(self.rest.in_degree)
             return degree.clamp(min=1).double().reciprocal().to(dtype)
 
-        inverse = tensors_of(self.own).kept(("inverse degree of all", dtype), make)
+        inverse = tensors_of(self.own).cached(("inverse degree of all", dtype), make)
         return inverse if row_scale is None else row_scale * inverse
 
     def scaled_entries(self, row: Tensor | None, col: Tensor | None) -> Tensor:

@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from .._caches import store
 from ..autograd.engine.precision import bf16_is_allowed, tf32_is_allowed
 from ..autograd.layers import maps_first
-from ..autograd.tensors.prepare import graph_tensors
+from ..autograd.tensors.prepare import tensors_of
 from ..autograd.tensors.shared import Shared
 from ..graph.graph import Graph
 from ..plan.calibration import constants_of
@@ -341,7 +341,7 @@ def _sources(y: Tensor) -> Iterable[Tensor]:
 
 def _fingerprint(graph: Graph) -> tuple[int, ...]:
     """Return numbers that differ for graphs of another structure, nearly always."""
-    tensors = graph_tensors(graph)
+    tensors = tensors_of(graph)
     rows, columns = tensors.rows.indptr, tensors.rows.indices
     columns = columns[:: max(1, tensors.nnz // 65536)].long()
     places = torch.arange(len(columns), device=columns.device) % 8191

@@ -13,7 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..autograd import as_graph, spmm
 from ..autograd.maps import calls_forward_alone, read_map
 from ..autograd.tensors.order import own_values
-from ..autograd.tensors.prepare import GraphLike, graph_tensors
+from ..autograd.tensors.prepare import GraphLike, tensors_of
 from ..autograd.tensors.shared import Shared, is_square, local_of, n_sources, shared
 from ..graph.graph import Graph
 from ..plan import models
@@ -148,7 +148,7 @@ class LayerPlan:
         weights = {key: lin.weight.t() for key, lin in self.adapter.maps(layer).items()}
         parameters = {**weights, **self.adapter.vectors(layer)}
         width, out = next(iter(weights.values())).shape
-        bias, tensors = self._bias(layer), graph_tensors(local_of(graph))
+        bias, tensors = self._bias(layer), tensors_of(local_of(graph))
         local = x, *parameters.values(), tensors.csr_values, bias
         if not all(value is None or value.dtype == x.dtype for value in local):
             return None
@@ -236,7 +236,7 @@ def with_loops(graph: Graph, which: str, weight: Tensor | None = None) -> Graph:
 
     Of those that a vertex has "without" keeps the last, and "all" each.
     """
-    tensors = graph_tensors(graph)
+    tensors = tensors_of(graph)
     indptr, columns = tensors.rows.indptr, tensors.rows.indices.long()
     vertices = torch.arange(tensors.n_rows, device=columns.device)
     rows = vertices.repeat_interleave((indptr[1:] - indptr[:-1]).long())
@@ -280,7 +280,7 @@ def _looped(graph: GraphOrShared, which: str) -> GraphOrShared:
 def _normalised(graph: GraphOrShared, dtype: torch.dtype) -> Values:
     """Return the graph and the diagonal of its degrees to the power -1/2, 0 where there is none."""
     local = local_of(graph)
-    tensors = graph_tensors(local)
+    tensors = tensors_of(local)
 
     def make() -> Tensor:
         values = own_values(local)
@@ -289,7 +289,7 @@ def _normalised(graph: GraphOrShared, dtype: torch.dtype) -> Values:
         degree = spmm(local, ones, values)[:, 0]
         return degree.masked_fill(degree <= 0, torch.inf).rsqrt().to(dtype)
 
-    return {"D": tensors.kept(("normalised", dtype), make), "A": graph}
+    return {"D": tensors.cached(("normalised", dtype), make), "A": graph}
 
 
 def _with_loops(layer: Any, graph: GraphOrShared, dtype: torch.dtype, to_all: bool) -> Values:
@@ -358,7 +358,7 @@ ADAPTERS: dict[str, Adapter] = {
     "sparsefmt.nn.SAGEConv": Adapter(
         expression=lambda layer: models.sage(models.features()),
         matrices=lambda layer, graph, dtype, _: {
-            "D": graph_tensors(local_of(graph)).rows.inverse_degree(dtype),
+            "D": tensors_of(local_of(graph)).rows.inverse_degree(dtype),
             "A": graph,
         },
         maps=lambda layer: {"W": layer.lin_l, "V": layer.lin_r},

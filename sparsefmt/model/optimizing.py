@@ -14,7 +14,7 @@ from torch.nn import Module
 
 from ..autograd import as_graph
 from ..autograd.engine.precision import bf16_is_allowed
-from ..autograd.tensors.prepare import GraphLike, graph_tensors
+from ..autograd.tensors.prepare import GraphLike, tensors_of
 from ..autograd.tensors.shared import Shared, n_sources, shared
 from ..errors import DtypeError, ShapeError, SparseFmtError, UnsupportedError
 from ..graph.graph import Graph
@@ -204,7 +204,7 @@ def optimize(
     check = partial(_checked, model, graph, x, training, steps, mode)
     agreed = None
     if dist is not None:
-        device = str(graph_tensors(dist.local).device)
+        device = str(tensors_of(dist.local).device)
         facts = lambda: _facts(model, check(), training, steps, mode)  # noqa: E731
         agreed = dist.agreed(facts, lambda: constants_of(device))
     inputs = check()

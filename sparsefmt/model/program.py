@@ -12,7 +12,7 @@ from torch import Tensor
 from ..autograd.attention import gat_aggregate
 from ..autograd.matmul import multiply, scaled, spmm
 from ..autograd.tensors.lifetimes import note
-from ..autograd.tensors.prepare import GraphLike, graph_tensors
+from ..autograd.tensors.prepare import GraphLike, tensors_of
 from ..autograd.tensors.shared import Shared, shared
 from ..plan.expression import Leaf
 from ..plan.rules import Step, Tree, steps
@@ -51,7 +51,7 @@ def _spmm(A: Factor, X: Tensor, row: Tensor | None = None, col: Tensor | None = 
         y: Tensor = dist.spmm(X, values, row_scale=row, col_scale=col)
         return y
     if isinstance(A, Weighted):
-        return multiply(graph_tensors(A.graph), False, X, A.values, row, col)
+        return multiply(tensors_of(A.graph), False, X, A.values, row, col)
     return spmm(A, X, row_scale=row, col_scale=col)
 
 
@@ -60,12 +60,12 @@ def _scale_entries(
 ) -> Weighted:
     if isinstance(A, Shared):
         return Weighted(A, shared(A).scaled_entries(row, col))
-    graph, values = A if isinstance(A, Weighted) else (A, graph_tensors(A).csr_values)
+    graph, values = A if isinstance(A, Weighted) else (A, tensors_of(A).csr_values)
     like = col if row is None else row
     assert like is not None  # a rule gives one of them
     if values is None:
-        values = like.new_ones(graph_tensors(graph).nnz)
-    return Weighted(graph, scaled(graph_tensors(graph), False, values.to(like.dtype), row, col))
+        values = like.new_ones(tensors_of(graph).nnz)
+    return Weighted(graph, scaled(tensors_of(graph), False, values.to(like.dtype), row, col))
 
 
 #: What computes each kind of primitive, called with operands by their roles.

@@ -11,7 +11,7 @@ from torch.nn.functional import dropout
 
 from ..autograd import as_graph, edge_softmax, message_aggregate, spmm
 from ..autograd.maps import read_map
-from ..autograd.tensors.prepare import GraphLike, graph_tensors
+from ..autograd.tensors.prepare import GraphLike, tensors_of
 from ..autograd.tensors.shared import Shared
 from ..autograd.tensors.tensors import GraphTensors
 from ..errors import DtypeError, ShapeError, UnsupportedError
@@ -60,7 +60,7 @@ def _reduced(graph: GraphLike, tensors: GraphTensors, features: Tensor, reduce: 
     """Reduce features of each row's entries but loops, (n, width): none to 0, a product to 1."""
     # By torch, whose gradients are PyG's: equal ones share them.
     others = with_loops(graph)[1]
-    rows = tensors.kept("rows of others", lambda: rows_and_columns(graph)[0].long()[others])
+    rows = tensors.cached("rows of others", lambda: rows_and_columns(graph)[0].long()[others])
     features, product = features[others], reduce == "prod"
     made = features.new_full((tensors.n_rows, features.shape[1]), float(product))
     at = rows[:, None].expand_as(features)
@@ -70,7 +70,7 @@ def _reduced(graph: GraphLike, tensors: GraphTensors, features: Tensor, reduce: 
 def _sums(graph: GraphLike, tensors: GraphTensors, features: Tensor, reduce: str) -> Tensor:
     """Add features of each row's entries but loops, or average them: (n, width), none to 0."""
     wide = torch.promote_types(features.dtype, torch.float32)
-    stored = tensors.kept("loops", lambda: loops(graph)[0].bool())
+    stored = tensors.cached("loops", lambda: loops(graph)[0].bool())
 
     def share() -> Tensor:
         ones = stored.new_ones(tensors.n_cols, 1, dtype=torch.float64)
@@ -80,7 +80,7 @@ def _sums(graph: GraphLike, tensors: GraphTensors, features: Tensor, reduce: str
         others = features.to(wide).masked_fill(stored[:, None], 0)
         sums = message_aggregate(graph, None, others, message="copy_edge")
         if reduce == "mean":
-            sums = sums * tensors.kept("share of an entry but loops", share).to(wide)[:, None]
+            sums = sums * tensors.cached("share of an entry but loops", share).to(wide)[:, None]
     return sums.to(features.dtype)
 
 
@@ -119,14 +119,14 @@ def in_form_of(edge_index: Any, graph: GraphLike, weights: Tensor, *, looped: bo
     sparse = isinstance(edge_index, Tensor) and edge_index.layout is not torch.strided
     if isinstance(edge_index, Tensor) and not sparse and not looped:
         return edge_index, weights
-    tensors = graph_tensors(graph)
-    edges = tensors.kept("edge_index", lambda: torch.stack(rows_and_columns(graph)[::-1]).long())
+    tensors = tensors_of(graph)
+    edges = tensors.cached("edge_index", lambda: torch.stack(rows_and_columns(graph)[::-1]).long())
     if isinstance(edge_index, Shared):
         return edge_index.numbered(edges), weights
     if not sparse and not hasattr(edge_index, "set_diag"):
         return edges, weights
     col, row = edges
-    order = tensors.kept("sorted", lambda: torch.argsort(row * tensors.n_cols + col, stable=True))
+    order = tensors.cached("sorted", lambda: torch.argsort(row * tensors.n_cols + col, stable=True))
     values = weights[order]
     if not sparse:
         matrix = edge_index.set_diag() if looped else edge_index

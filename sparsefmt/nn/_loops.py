@@ -12,7 +12,7 @@ from ..autograd import aggregate_with_own, as_graph, propagate, sddmm, spmm
 from ..autograd.gcn import unit_scales
 from ..autograd.matmul import operands
 from ..autograd.tensors.order import own_values
-from ..autograd.tensors.prepare import GraphLike, graph_tensors
+from ..autograd.tensors.prepare import GraphLike, tensors_of
 from ..autograd.tensors.shared import Shared
 from ..autograd.tensors.tensors import GraphTensors
 from ..errors import UnsupportedError
@@ -55,7 +55,7 @@ def symmetric(
         return both
 
     key = ("gcn", dtype) if by_default else ("gcn", dtype, fill, to_all)
-    scale, loop = tensors.kept(key, make).unbind()
+    scale, loop = tensors.cached(key, make).unbind()
     return scale, loop
 
 
@@ -76,7 +76,7 @@ def stored(graph: GraphLike, tensors: GraphTensors, dtype: torch.dtype) -> Tenso
         without = symmetric(graph, tensors, None, dtype)[1][:, None] == 0
         return without if blind or known or without.any() else without[:0]  # synchronize!
 
-    without = tensors.kept(("stored", dtype), make)
+    without = tensors.cached(("stored", dtype), make)
     return None if without.shape[0] == 0 and tensors.n_rows else without
 
 
@@ -90,7 +90,7 @@ def _is_blind(tensors: GraphTensors) -> bool:
 def _symmetric(
     graph: GraphLike, tensors: GraphTensors, edge_weight: Tensor | None, fill: float, to_all: bool
 ) -> tuple[Tensor, Tensor]:
-    """Compute both, in float32 at least: 2-byte floats may not count up to a degree."""
+    """Compute the factors of ``symmetric``, in float32 at least: 2 bytes may not hold a degree."""
     weights = own_values(graph) if edge_weight is None else edge_weight
     if weights is not None and weights.dtype.itemsize == 2:
         weights = weights.float()
@@ -104,8 +104,8 @@ def _symmetric(
         return fill * own
 
     with torch.autocast(tensors.kind, enabled=False):
-        column = tensors.kept(("ones", wide), ones)
-        own = tensors.kept(("added loops", wide, fill, to_all), added)
+        column = tensors.cached(("ones", wide), ones)
+        own = tensors.cached(("added loops", wide, fill, to_all), added)
         earlier = earlier_loops(graph, tensors) if fill and not to_all else None
         if earlier is not None:
             earlier = earlier.to(wide) if weights is None else weights * earlier.to(wide)
@@ -126,7 +126,7 @@ def earlier_loops(graph: GraphLike, tensors: GraphTensors) -> Tensor | None:
         return None
 
     def make() -> Tensor:
-        count = tensors.kept("loops of rows", lambda: loops(graph)[1])
+        count = tensors.cached("loops of rows", lambda: loops(graph)[1])
         blind = _is_blind(tensors) or tensors.building
         if not blind and not (count > 1).any():  # synchronize!
             return count[:0]
@@ -136,7 +136,7 @@ def earlier_loops(graph: GraphLike, tensors: GraphTensors) -> Tensor | None:
         last = at.new_zeros(tensors.n_rows).scatter_reduce(0, rows, at * loop, "amax")
         return (loop & (at != last.index_select(0, rows))).double()
 
-    earlier = tensors.kept("earlier loops", make)
+    earlier = tensors.cached("earlier loops", make)
     return None if earlier.shape[0] == 0 else earlier
 
 
@@ -144,22 +144,22 @@ def missing_loops(graph: GraphLike, tensors: GraphTensors) -> Tensor:
     """Return 1 for a vertex without a loop, else 0: (n,) in float64, kept with the graph."""
 
     def make() -> Tensor:
-        return (tensors.kept("loops of rows", lambda: loops(graph)[1]) == 0).double()
+        return (tensors.cached("loops of rows", lambda: loops(graph)[1]) == 0).double()
 
-    return tensors.kept("loops missing", make)
+    return tensors.cached("loops missing", make)
 
 
 def loops(graph: GraphLike) -> tuple[Tensor, Tensor]:
     """Return 1 for a loop, else 0, (nnz,), and the loops of each row, (n_rows,), in float64."""
     row, col = rows_and_columns(graph)
     counted = (row == col).double()
-    ones = counted.new_ones(graph_tensors(graph).n_cols, 1)
+    ones = counted.new_ones(tensors_of(graph).n_cols, 1)
     return counted, spmm(graph, ones, counted)[:, 0]
 
 
 def rows_and_columns(graph: GraphLike) -> tuple[Tensor, Tensor]:
     """Return the row and the column of each entry, (nnz,) in float64, in the user's order."""
-    tensors = graph_tensors(graph)
+    tensors = tensors_of(graph)
     options = {"dtype": torch.float64, "device": tensors.device}
     rows, cols = (torch.arange(n, **options)[:, None] for n in (tensors.n_rows, tensors.n_cols))
     ones = torch.ones_like
@@ -171,25 +171,25 @@ def with_loops(graph: GraphLike) -> tuple[Tensor, Tensor]:
 
     It has the entries that are no loops, then the loops; and which entries of the graph these are.
     """
-    tensors = graph_tensors(graph)
+    tensors = tensors_of(graph)
 
     def places() -> Tensor:
         row, col = rows_and_columns(graph)
         return (row != col).nonzero()[:, 0]  # synchronize!
 
-    rest = tensors.kept("others than loops", places)
+    rest = tensors.cached("others than loops", places)
 
     def edges() -> Tensor:
         row, col = rows_and_columns(graph)
         own = torch.arange(min(tensors.n_rows, tensors.n_cols), device=tensors.device)
         return torch.stack([torch.cat([end[rest].long(), own]) for end in (col, row)])
 
-    return tensors.kept("edges with loops", edges), rest
+    return tensors.cached("edges with loops", edges), rest
 
 
 def log_sums(graph: GraphLike, scores: Tensor, p: Tensor) -> Tensor:
     """Compute the logarithm of each row's sum of ``exp(scores)``, (n,); ``p`` is the softmax."""
-    tensors = graph_tensors(graph)
+    tensors = tensors_of(graph)
     with torch.autocast(tensors.kind, enabled=False):
         # log Z = scores - log p at each entry of a row: their mean, weighted with p.
         log_z = scores - p.clamp(min=torch.finfo(p.dtype).tiny).log()
@@ -262,15 +262,16 @@ def hop(
     own = loop[:, None]
     if fill == 0:
         return lambda x, bias: plus(spmm(graph, x, edge_weight, **scales), bias)
-    constant = edge_weight is None
-    if edge_weight is not None and tensors.kind == "cuda":  # where one kernel adds the own part
-        constant = not isinstance(graph, Shared) and not edge_weight.requires_grad
+    constant = edge_weight is None or (
+        tensors.kind == "cuda"  # where one kernel adds the own part
+        and not isinstance(graph, Shared)
+        and not edge_weight.requires_grad
+    )
     # Traced, a Function that writes in place loses its gradients (torch 2.11).
     if constant and not torch.compiler.is_compiling():
-        known = to_all or edge_weight is not None  # a kernel leaves out own features by 0
-        args: dict[str, Any] = {"without": None if known else stored(graph, tensors, dtype)}
-        if edge_weight is not None:
-            args["edge_weight"] = edge_weight
+        args: dict[str, Any] = {"edge_weight": edge_weight}
+        if edge_weight is None and not to_all:
+            args["without"] = stored(graph, tensors, dtype)
         return lambda x, bias: propagate(graph, x, scale, own, bias=bias, **args)
     scales["without"] = own == 0
     return lambda x, bias: plus(aggregate_with_own(graph, x, own, edge_weight, **scales), bias)
@@ -313,14 +314,14 @@ def over_vertices(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 def gathered(module: Module, graph: GraphLike, x: Tensor, edge_weight: Tensor | None) -> Tensor:
     """Aggregate features of sources by PyG's module, which gets the edges by their targets."""
-    tensors = graph_tensors(graph)
+    tensors = tensors_of(graph)
 
     def by_targets() -> Tensor:
         row, col = (end.long() for end in rows_and_columns(graph))
         row, order = row.sort(stable=True)
         return torch.stack([order, row, col.index_select(0, order)])
 
-    order, row, col = tensors.kept("by targets", by_targets).unbind()
+    order, row, col = tensors.cached("by targets", by_targets).unbind()
     weight = own_values(graph) if edge_weight is None else edge_weight
     messages = x.index_select(-2, col)
     if weight is not None:

@@ -10,7 +10,7 @@ from torch.nn.functional import leaky_relu, linear
 from ..autograd import as_graph, edge_combine, gat_aggregate, gat_of_vectors, gatv2_aggregate
 from ..autograd.layers import gat_convolution, is_plain
 from ..autograd.maps import read_map
-from ..autograd.tensors.prepare import GraphLike, graph_tensors
+from ..autograd.tensors.prepare import GraphLike, tensors_of
 from ..errors import DtypeError
 from ._attention import LoopedAttention
 from ._inputs import Ends, check_flags, in_pair
@@ -222,7 +222,7 @@ class GATConv(LoopedAttention):
         dtype = torch.promote_types(source.dtype, torch.float32)
         with torch.autocast(source.device.type, enabled=False):
             wide = None if target is None else target.to(dtype)
-            el, er = self._scores(source.to(dtype), wide, graph_tensors(graph).n_rows)
+            el, er = self._scores(source.to(dtype), wide, tensors_of(graph).n_rows)
             scores = edge_combine(graph, er, el)
             scores = scores if edges is None else scores + edges
             return leaky_relu(scores, self.negative_slope)

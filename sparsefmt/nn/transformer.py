@@ -10,7 +10,7 @@ from torch.nn.functional import dropout
 
 from ..autograd import as_graph, dot_aggregate, edge_softmax, sddmm, spmm
 from ..autograd.maps import read_map
-from ..autograd.tensors.prepare import GraphLike, graph_tensors, has_tiles
+from ..autograd.tensors.prepare import GraphLike, has_tiles, tensors_of
 from ..errors import DtypeError, ShapeError
 from ._attention import (
     Attention,
@@ -199,7 +199,7 @@ class TransformerConv(Attention):
             rows = rows_and_columns(graph)[0].long()
             return torch.stack([torch.arange(len(rows), device=rows.device), rows])
 
-        edges, size = tensors.kept("entries as columns", make), (tensors.nnz, tensors.n_rows)
+        edges, size = tensors.cached("entries as columns", make), (tensors.nnz, tensors.n_rows)
         places = as_graph(edges, None, size=size)
         if args is None or args[1] is not None:
             return _Term(places, self._mapped(self.lin_edge, features, "edge_attr"), None)
@@ -342,7 +342,7 @@ def _composed(
     p = edge_softmax(graph, scores)
     y = spmm(graph, x, p.to(x.dtype))
     if add_self_loops:
-        missing = missing_loops(graph, graph_tensors(graph)).to(wide)
+        missing = missing_loops(graph, tensors_of(graph)).to(wide)
         # The part of a missing loop: exp(own) / (exp(own) + Z), of its score and the row's sum.
         own = beta * unit.square().sum(1) - log_sums(graph, scores, p)
         own = torch.sigmoid(own) * missing
@@ -358,4 +358,4 @@ def _loop_scores(graph: GraphLike, dtype: torch.dtype) -> Tensor:
         logs = count.clamp(min=1).log()[:, None]
         return (-counted * sddmm(graph, logs, torch.ones_like(logs))).to(dtype)
 
-    return graph_tensors(graph).kept(("loop scores", dtype), make)
+    return tensors_of(graph).cached(("loop scores", dtype), make)

@@ -101,7 +101,7 @@ def test_tensors_of_a_graph(device):
     assert (found.n_rows, found.n_cols, found.nnz) == (*graph.shape, graph.nnz)
     assert found.csr_values is None
     assert found.rows.indptr.shape == (graph.n_rows + 1,)
-    assert found.kept("own", lambda: torch.ones(3)) is found.kept("own", lambda: torch.zeros(3))
+    assert found.cached("own", lambda: torch.ones(3)) is found.cached("own", lambda: torch.zeros(3))
     assert not has_tiles(graph)
     for function in (graph_tensors, has_tiles):
         with pytest.raises(DtypeError, match="graph is a CSR: give a"):

@@ -261,7 +261,7 @@ def test_another_stream_waits_for_what_one_builds(way):
     calls = {
         "rows": lambda g: autograd.spmm(g, x, reduce="mean"),
         "values": lambda g: own_values(g),
-        "kept": lambda g: graph_tensors(g).kept("one", lambda: torch.full_like(x, 7.0)),
+        "kept": lambda g: graph_tensors(g).cached("one", lambda: torch.full_like(x, 7.0)),
     }
     for call in calls.values():
         expected = call(other)

@@ -133,7 +133,7 @@ def _prepare_tiles(graph: Graph, flipped: bool, tile: tuple[int, int], costs: Co
 
 def drop_tiles(graph: Graph, tile: tuple[int, int]) -> None:
     """Drop what ``prepare`` has built with this tile."""
-    tensors = graph_tensors(graph)
+    tensors = tensors_of(graph)
     for side in (tensors.rows, tensors.columns):
         if side.built is not None:
             _tiles.drop_tiles(side.built, tensors.device)
@@ -192,10 +192,10 @@ def tensors_of(
     return tensors
 
 
-graph_tensors = tensors_of  #: as layers and planners name it, whose graphs are known
+graph_tensors = tensors_of  #: the name in earlier releases, imported with a warning
 
 
 def has_tiles(graph: GraphLike) -> bool:
     """Return True if tensor cores may take products with it: ``prepare(graph, tile=...)``."""
-    built = graph_tensors(graph).rows.built
+    built = tensors_of(graph).rows.built
     return built is not None and "tiles" in built.found

@@ -24,7 +24,7 @@ class TensorStore:
         self._built = Built()
         self._marks: dict[Hashable, Report] = {}  # reports on what a stream may still make
 
-    def kept(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+    def cached(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """Return the tensor that ``make()`` returned for ``key`` at the first call.
 
         Anew where ``torch.compile`` traces, and in a capture unless it is there and done.
@@ -172,7 +172,7 @@ class Side(TensorStore):
             lengths = (self.indptr[1:] - self.indptr[:-1]).clamp(min=1)
             return lengths.to(torch.float64).reciprocal().to(dtype)
 
-        return self.kept(dtype, make)
+        return self.cached(dtype, make)
 
     def inverse_degree_beside(self, like: Tensor) -> Tensor:
         """Return the same in the dtype in which sums of values like these run."""

@@ -264,7 +264,7 @@ class GraphTensors(TensorStore):
             places[order] = torch.arange(self.nnz, dtype=order.dtype, device=order.device)
             return places
 
-        return self.kept("inverse", make)
+        return self.cached("inverse", make)
 
 
 def is_eager() -> bool:

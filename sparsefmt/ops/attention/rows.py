@@ -211,7 +211,7 @@ def _pairwise_gradients(S: Structure, *args: Any) -> Shapes:
 
 
 def _pairwise_price(S: Structure, *args: Any, passes: int = 1) -> Price:
-    """Price that every entry reads a row of keys and of values; queries and results go once.
+    """Price a call: every entry reads a row of keys and of values; queries and results go once.
 
     In the other two passes, of the gradients, its score is made again at both its ends.
     """

@@ -349,7 +349,7 @@ def _rows(S: Sizes, columns: Array, data: Array, feat: int, *_: Any) -> tuple[An
 def _price(
     S: Sizes, columns: Array, data: Array, feat: int, values: Array | None = None, *_: Any
 ) -> Price:
-    """Price it: every entry reads ``k`` columns and values; rows of the product are written."""
+    """Price a call: every entry reads ``k`` columns and values; rows of the product are written."""
     entries = S.nnz * columns.shape[1]
     weights = 0 if values is None else S.nnz * data.itemsize
     read = entries * (columns.itemsize + data.itemsize) + S.nnz * 4 + weights
@@ -383,7 +383,7 @@ def _at_places(S: Sizes, columns: Array, grad: Array, *_: Any) -> tuple[Any, ...
 def _price_of_gradient(
     S: Sizes, columns: Array, grad: Array, values: Array | None = None, *_: Any
 ) -> Price:
-    """Price it: every entry reads ``k`` places of ``grad``; columns and results pass once."""
+    """Price a call: every entry reads ``k`` places of ``grad``; columns and results pass once."""
     entries, places = S.nnz * columns.shape[1], prod(columns.shape)
     weights = 0 if values is None else S.nnz * grad.itemsize
     read = entries * grad.itemsize + places * columns.itemsize + S.nnz * 4 + weights
@@ -391,7 +391,7 @@ def _price_of_gradient(
 
 
 def _price_of_products(S: Sizes, x: Array, columns: Array, data: Array, *_: Any) -> Price:
-    """Price it: every entry reads ``k`` columns and values; rows of ``x`` are read once."""
+    """Price a call: every entry reads ``k`` columns and values; rows of ``x`` are read once."""
     entries = S.nnz * columns.shape[1]
     read = entries * (columns.itemsize + data.itemsize) + prod(x.shape) * x.itemsize
     return Price(read + S.nnz * (4 + x.itemsize), 2 * entries)

@@ -178,7 +178,7 @@ def _like_scores(S: Sizes, scores: Array, *_: Any) -> tuple[Any, ...]:
 
 
 def _price_of_products(S: Sizes, X: Array, *_: Any) -> Price:
-    """Price it: every entry reads a row of Y; rows of X are read once."""
+    """Compute the price: every entry reads a row of Y; rows of X are read once."""
     row = prod(X.shape[1:])
     values = (S.nnz + S.n_rows) * row
     return Price(values * X.itemsize + S.nnz * (4 + X.itemsize), 2 * S.nnz * row)

@@ -118,7 +118,7 @@ def launcher(**options: Any) -> Callable[[Callable[..., Any]], Launcher]:
     return lambda prepare: Launcher(prepare, **options)
 
 
-#: Names of the values that each launch may take before those of the arguments.
+#: Names of the values of a structure that a launch may take; ``""`` is a null pointer.
 _OF_STRUCTURE = ("", "indptr", "indices", "start", "slot", "cut", "long", "nnz")
 
 

@@ -84,30 +84,30 @@ def rows_of(indptr: Array, piece: Int, pieces: Int) -> Any:
 
 
 @inlined
-def by_tiles(tile: Any, like: Array, feat: Int, row: tuple[Any, ...], given: Any) -> None:
-    """Call ``tile(zero, f, count, row, given)`` for all features, as many as registers hold a time.
+def by_tiles(tile: Any, like: Array, feat: Int, row: tuple[Any, ...], args: Any) -> None:
+    """Call ``tile(zero, f, count, row, args)`` for all features, as many as registers hold a time.
 
     ``zero`` has lanes of the dtype of ``like``.  Full tiles need no masks (1.2x at 128 features):
     their ``count`` is the number of lanes itself, not the lesser of two.  ``row`` holds numbers
-    only: arrays are in ``given``, since a caller counts references when it makes a tuple of them.
+    only: arrays are in ``args``, since a caller counts references when it makes a tuple of them.
     """
     f = 0
     whole = lanes(like, WIDEST, 0)
     while feat - f >= width_of(whole):
-        tile(whole, f, width_of(whole), row, given)
+        tile(whole, f, width_of(whole), row, args)
         f += width_of(whole)
     half = lanes(like, WIDE, 0)
     if feat - f >= width_of(half):
-        tile(half, f, width_of(half), row, given)
+        tile(half, f, width_of(half), row, args)
         f += width_of(half)
     quarter = lanes(like, MIDDLE, 0)
     if feat - f >= width_of(quarter):
-        tile(quarter, f, width_of(quarter), row, given)
+        tile(quarter, f, width_of(quarter), row, args)
         f += width_of(quarter)
     while f < feat:
         rest = lanes(like, NARROW, 0)
         count = min(width_of(rest), feat - f)
-        tile(rest, f, count, row, given)
+        tile(rest, f, count, row, args)
         f += count
 
 

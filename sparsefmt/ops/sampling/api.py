@@ -233,7 +233,7 @@ def _price_of_product(
     S: Sizes, x: Array, values: Array | None = None, r: Array | None = None, c: Array | None = None,
     seed: Any = None, width: int = ALL, *_: Any, **__: Any,
 ) -> Price:  # fmt: skip
-    """Price it: every sampled entry reads a row of x; rows of the result are written once."""
+    """Price a call: every sampled entry reads a row of x; rows of the result are written once."""
     sampled, row = min(S.nnz, S.n_rows * width), x.shape[1] * x.itemsize
     entry = 4 + (0 if values is None else x.itemsize)
     return Price((sampled + S.n_rows) * row + sampled * entry, 2 * sampled * x.shape[1])
@@ -243,7 +243,7 @@ def _price_of_values(
     S: Sizes, x: Array, grad: Array, r: Array | None = None, c: Array | None = None,
     seed: Any = None, width: int = ALL, *_: Any,
 ) -> Price:  # fmt: skip
-    """Price it: every sampled entry reads a row of x; rows of the gradient are read once."""
+    """Price a call: every sampled entry reads a row of x; rows of the gradient are read once."""
     sampled, row = min(S.nnz, S.n_rows * width), x.shape[1] * x.itemsize
     size = (sampled + S.n_rows) * row + sampled * 4 + S.nnz * x.itemsize
     return Price(size, 2 * sampled * x.shape[1])

@@ -237,7 +237,7 @@ def _prepare_vectors(
 
 
 def _prepare_training(S: Structure, m: Memory, *args: Any, **options: Any) -> Callable[..., Any]:
-    """Prepare it with what the gradient needs."""
+    """Prepare the product, and the statistics that its gradient reads."""
     return _prepare_vectors(S, m, *args, train=True, **options)
 
 

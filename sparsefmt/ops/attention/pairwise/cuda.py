@@ -43,7 +43,7 @@ LAYOUTS = dict.fromkeys(VALUE_DTYPES, "16PQfffI6i") | {"float64": "16PQdddI6i"}
 
 @dataclass(frozen=True, slots=True)
 class RowShape:
-    """How a row of features is read: a slice has ``packs * lanes * vector`` values."""
+    """The reading of a row of features: a slice has ``packs * lanes * vector`` values."""
 
     lanes: int
     vector: int
@@ -198,7 +198,7 @@ def _stats(call: Call, out: Array, grad: Array, statistics: Array) -> Any:
 
 @lru_cache(maxsize=256)
 def _stats_launch(device: int, dtype: str, items: int, feat: int) -> Launch:
-    """Prepare that launch; ``device`` is the number of the current one."""
+    """Prepare the launch of ``statistics``; ``device`` is the number of the current one."""
     kernel = jit.load(FILES["attend"], "attend_stats", "4Pqi", (dtype,))
     return kernel.ready(-(-items * _STATS_LANES // THREADS), after=(items, feat), threads=THREADS)
 
