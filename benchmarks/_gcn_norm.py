@@ -278,7 +278,7 @@ def of_graph(graph: Any, weights: Any, self_loops: bool) -> Any:
     one = torch.ones(tensors.n_cols, 1, dtype=dtype, device=tensors.device)
     degree = spmm(graph, one, weights)[:, 0]
     if self_loops:
-        missing = missing_loops(graph, tensors).to(dtype)
+        missing = missing_loops(tensors).to(dtype)
         degree = degree + missing
     s = degree.masked_fill(degree <= 0, inf).rsqrt()
     if weights is None:

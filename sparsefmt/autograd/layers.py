@@ -132,8 +132,8 @@ def propagate(
     ------
     ShapeError, DtypeError, DeviceError, UnsupportedError
         As ``spmm``; also if the graph is not square, ``own``, ``without`` or ``bias`` is not as
-        above, processes share the graph and it has an ``edge_weight``, or ``scale``, ``own`` or
-        ``edge_weight`` asks for a gradient: ``aggregate_with_own`` has one.
+        above, or ``scale``, ``own`` or ``edge_weight`` asks for a gradient: ``aggregate_with_own``
+        has one.
 
     Notes
     -----
@@ -142,11 +142,8 @@ def propagate(
     many passes over the result.
     """
     if isinstance(graph, Shared) and graph.whole is None:
-        if edge_weight is not None:
-            raise UnsupportedError(
-                "edge_weight beside a graph that processes share: use aggregate_with_own."
-            )
-        return graph.propagate(x, scale, own, without=without, bias=bias)
+        options = {"edge_weight": edge_weight, "without": without, "bias": bias}
+        return graph.propagate(x, scale, own, **options)
     tensors = tensors_of(graph, x)
     x, values, _, _ = csr_operands(tensors, x, edge_weight)
     if torch.is_autocast_enabled(tensors.kind):

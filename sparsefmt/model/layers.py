@@ -352,7 +352,7 @@ ADAPTERS: dict[str, Adapter] = {
         expression=lambda layer: models.gcn(models.features()),
         matrices=_with_loops,
         maps=lambda layer: {"W": layer.lin},
-        suits=lambda layer: layer._is_usual() and not layer.cached,
+        suits=lambda layer: layer._has_defaults() and not layer.cached,
         own=Own("D·A·D·(H·W)", over_processes=("D·A·D·(H·W)", "(D·A·D·H)·W")),
     ),
     "sparsefmt.nn.SAGEConv": Adapter(
@@ -364,7 +364,7 @@ ADAPTERS: dict[str, Adapter] = {
         maps=lambda layer: {"W": layer.lin_l, "V": layer.lin_r},
         graph=lambda layer, x, edge_index: layer._graph(x, edge_index),
         bias_of="W",
-        suits=lambda layer: layer._is_usual() and not layer.normalize,
+        suits=lambda layer: layer._has_defaults() and not layer.normalize,
         own=Own(*_SAGE[::-1], over_processes=_SAGE),
     ),
     "sparsefmt.nn.GINConv": Adapter(
@@ -374,7 +374,7 @@ ADAPTERS: dict[str, Adapter] = {
         graph=lambda layer, x, edge_index: layer._graph(x, edge_index),
         bias_of="W",
         rest=lambda layer: list(layer.nn)[1:] if type(layer.nn) is Sequential else [],
-        suits=lambda layer: layer._is_usual(),
+        suits=lambda layer: layer._has_defaults(),
         own=Own("(B·H)·W", "B·(H·W)", ("(B·H)·W",) * 2),
     ),
     "sparsefmt.nn.GATConv": Adapter(

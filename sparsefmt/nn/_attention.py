@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import Linear, Module, Parameter, init
 from torch.nn.functional import dropout
 
-from ..autograd import as_graph, edge_softmax, message_aggregate, spmm
+from ..autograd import as_graph, edge_softmax, spmm
 from ..autograd.maps import read_map
+from ..autograd.messages import aggregated
 from ..autograd.tensors.prepare import GraphLike, tensors_of
 from ..autograd.tensors.shared import Shared
 from ..autograd.tensors.tensors import GraphTensors
@@ -50,37 +51,37 @@ def entries_with_loops(
 
     Vertices are rows and columns.  Features of their loops are ``own``; the order is PyG's.
     """
-    (edges, others), tensors = with_loops(ends.graph), ends.tensors
+    (edges, others), tensors = with_loops(ends.tensors), ends.tensors
     if features is not None and own is not None:
         features = torch.cat([features[others], own])
     return as_graph(edges, None, size=(tensors.n_cols, tensors.n_rows)), features
 
 
-def _reduced(graph: GraphLike, tensors: GraphTensors, features: Tensor, reduce: str) -> Tensor:
+def _reduced(tensors: GraphTensors, features: Tensor, reduce: str) -> Tensor:
     """Reduce features of each row's entries but loops, (n, width): none to 0, a product to 1."""
     # By torch, whose gradients are PyG's: equal ones share them.
-    others = with_loops(graph)[1]
-    rows = tensors.cached("rows of others", lambda: rows_and_columns(graph)[0].long()[others])
+    others = with_loops(tensors)[1]
+    rows = tensors.cached("rows of others", lambda: rows_and_columns(tensors)[0][others])
     features, product = features[others], reduce == "prod"
     made = features.new_full((tensors.n_rows, features.shape[1]), float(product))
     at = rows[:, None].expand_as(features)
     return made.scatter_reduce(0, at, features, reduce, include_self=product)
 
 
-def _sums(graph: GraphLike, tensors: GraphTensors, features: Tensor, reduce: str) -> Tensor:
+def _sums(tensors: GraphTensors, features: Tensor, reduce: str) -> Tensor:
     """Add features of each row's entries but loops, or average them: (n, width), none to 0."""
     wide = torch.promote_types(features.dtype, torch.float32)
-    stored = tensors.cached("loops", lambda: loops(graph)[0].bool())
+    stored = tensors.cached("loops", lambda: loops(tensors)[0].bool()[:, None])
 
     def share() -> Tensor:
-        ones = stored.new_ones(tensors.n_cols, 1, dtype=torch.float64)
-        return spmm(graph, ones, (~stored).double())[:, 0].clamp(min=1).reciprocal()
+        counts = tensors.rows.indptr.diff() - loops(tensors)[1]
+        return counts.clamp(min=1).reciprocal()[:, None]
 
+    others = features.to(wide).masked_fill(stored, 0)
     with torch.autocast(tensors.kind, enabled=False):
-        others = features.to(wide).masked_fill(stored[:, None], 0)
-        sums = message_aggregate(graph, None, others, message="copy_edge")
-        if reduce == "mean":
-            sums = sums * tensors.cached("share of an entry but loops", share).to(wide)[:, None]
+        sums = aggregated(tensors, False, None, others, "copy_edge")
+    if reduce == "mean":
+        sums = sums * tensors.cached("share of an entry but loops", share).to(wide)
     return sums.to(features.dtype)
 
 
@@ -110,19 +111,22 @@ def check_edge_features(edge_attr: object, tensors: GraphTensors, layer: Linear 
     return features
 
 
-def in_form_of(edge_index: Any, graph: GraphLike, weights: Tensor, *, looped: bool = False) -> Any:
+def in_form_of(
+    edge_index: Any, graph: GraphLike, weights: Tensor, shared: Shared | None, *, looped: bool
+) -> Any:
     """Return edges and weights in the form that PyG's layers have for such an ``edge_index``.
 
-    ``graph`` is that of ``weights``, (nnz, heads), in its order; ``looped`` tells that its loops
-    are others than those of ``edge_index``.  Sparse tensors get the weights as values.
+    ``graph`` is that of ``weights``, (nnz, heads), in its order, and ``shared`` that of which
+    processes share it; ``looped`` tells that its loops are others than those of ``edge_index``.
+    Sparse tensors get the weights as values.
     """
     sparse = isinstance(edge_index, Tensor) and edge_index.layout is not torch.strided
     if isinstance(edge_index, Tensor) and not sparse and not looped:
         return edge_index, weights
     tensors = tensors_of(graph)
-    edges = tensors.cached("edge_index", lambda: torch.stack(rows_and_columns(graph)[::-1]).long())
-    if isinstance(edge_index, Shared):
-        return edge_index.numbered(edges), weights
+    edges = tensors.cached("edge_index", lambda: torch.stack(rows_and_columns(tensors)[::-1]))
+    if shared is not None:
+        return shared.numbered(edges), weights
     if not sparse and not hasattr(edge_index, "set_diag"):
         return edges, weights
     col, row = edges
@@ -142,6 +146,7 @@ class Attention(Passing):
     """Attention with heads, over edges that may have features."""
 
     _node_dim: ClassVar[int] = 0
+    _takes_static = False
     _shown = ("heads",)
 
     lin_edge: Linear | None
@@ -168,14 +173,10 @@ class Attention(Passing):
         self.in_channels, self.out_channels = in_channels, out_channels
         self.heads, self.concat, self.dropout, self.edge_dim = heads, concat, dropout, edge_dim
 
-    def _between(self, x: Any, edge_index: GraphLike, size: Any = None) -> Ends:
-        """Check features with the graph between them; those of a static graph have no heads."""
-        if not isinstance(x, Tensor) or x.dim() > 2:
-            refuse_static(x, self)
-        ends = super()._between(x, edge_index, size)
-        if not isinstance(ends.graph, Shared):
-            return ends
-        if not ends.graph.is_square and getattr(self, "add_self_loops", False):
+    def _between_shares(self, ends: Ends) -> Ends:
+        """Return the ends with the graph of the entries here; refuse loops of a rectangular one."""
+        square = ends.shared is None or ends.shared.is_square
+        if not square and getattr(self, "add_self_loops", False):
             raise UnsupportedError(
                 "add_self_loops is True beside a graph that processes share, whose sources are "
                 "other vertices than its targets: give add_self_loops=False."
@@ -207,19 +208,6 @@ class Attention(Passing):
     def _drops(self) -> bool:
         """Return True if weights are left out now."""
         return self.training and self.dropout > 0
-
-
-def refuse_static(x: object, layer: Module) -> None:
-    """Refuse features (batch, n, feat), which attention layers do not take, nor PyG's."""
-    parts = (
-        {f"x[{i}]": part for i, part in enumerate(x)} if isinstance(x, tuple | list) else {"x": x}
-    )
-    for name, part in parts.items():
-        if isinstance(part, Tensor) and part.dim() > 2:
-            raise ShapeError(
-                f"{name} has shape {tuple(part.shape)}: {type(layer).__name__} takes no static "
-                "features, as PyG's; give (n, feat), one call for each of them."
-            )
 
 
 class LoopedAttention(Attention):
@@ -307,7 +295,8 @@ class LoopedAttention(Attention):
         if weights is None or not with_weights:
             return y
         graph = self._turned(graph, None)  # that along which messages flow
-        return y, in_form_of(edge_index, graph, weights.to(y.dtype), looped=self.add_self_loops)
+        weights, looped = weights.to(y.dtype), self.add_self_loops
+        return y, in_form_of(edge_index, graph, weights, ends.shared, looped=looped)
 
     def _entries(self, ends: Ends, features: Tensor | None) -> tuple[GraphLike, Tensor | None]:
         """Return the entries that attention goes over, loops included, and their features."""
@@ -324,7 +313,7 @@ class LoopedAttention(Attention):
         shape = min(tensors.n_rows, tensors.n_cols), features.shape[1]
         if isinstance(fill, str):
             reduced = _sums if FILLS[fill] in ("mean", "sum") else _reduced
-            return reduced(ends.graph, tensors, features, FILLS[fill])[: shape[0]]
+            return reduced(tensors, features, FILLS[fill])[: shape[0]]
         if not isinstance(fill, Tensor):
             return features.new_full(shape, fill)
         try:

@@ -2,7 +2,7 @@
 
 from math import isfinite
 from numbers import Integral, Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -83,8 +83,8 @@ class Ends(NamedTuple):
     """Features of sources and, if there are some, of targets, and the graph between them.
 
     ``alike`` tells that they are one tensor, of a square graph's vertices.  ``tensors`` are those
-    of the entries here.  Where processes share the graph, ``shared`` is it once ``graph`` is that
-    of the entries here.
+    of the entries here.  Where processes share the graph, ``shared`` is it, and so is ``graph``
+    until ``local`` replaces it.
     """
 
     graph: GraphLike
@@ -99,16 +99,14 @@ class Ends(NamedTuple):
         return self._replace(graph=graph, tensors=tensors_of(graph))
 
     def local(self) -> "Ends":
-        """Split a graph that processes share into this process's entries and the whole."""
-        graph = self.graph
-        return self._replace(graph=graph.local, shared=graph) if isinstance(graph, Shared) else self
+        """Return the ends with the graph of the entries here between them."""
+        return self if self.shared is None else self._replace(graph=self.shared.local)
 
     def gathered(self) -> "Ends":
         """Return the graph of this process's entries, and features of all its sources."""
-        ends = self.local()
-        if ends.shared is None:
+        if self.shared is None:
             return self
-        return ends._replace(source=ends.shared.extended(ends.source))
+        return self._replace(graph=self.shared.local, source=self.shared.extended(self.source))
 
     def squared(self) -> "Ends":
         """Add the vertices of other processes to the targets, without entries, on a GPU.
@@ -126,13 +124,18 @@ class Ends(NamedTuple):
 
 
 def ends_of(x: Any, edge_index: GraphLike, size: Any) -> Ends:
-    """Check a tuple of features of both ends, or features and a ``size``, with their graph."""
+    """Check features of one or both ends, and a ``size``, with the graph between them."""
+    shared = isinstance(edge_index, Shared) and edge_index.whole is None
+    if isinstance(x, Tensor) and size is None and not shared:
+        rows = x if x.dim() == 2 else by_vertex(x)
+        graph = as_graph(edge_index, rows, name="edge_index")
+        return Ends(graph, x, x, True, check_input(x, graph, edge_index))
     pair = isinstance(x, tuple) or (isinstance(x, list) and len(x) == 2)
     if pair and len(x) != 2:
         raise ShapeError(f"x has {len(x)} parts: give (x, x_target), features of both ends.")
     source, target = x if pair else (x, x)
-    if isinstance(edge_index, Shared) and edge_index.whole is None:
-        return shared_ends(x, edge_index, size)
+    if shared:
+        return _shared_ends(x, cast(Shared, edge_index), size)
     if size is not None:
         _check_size(size, source, target)
     graph = as_graph(edge_index, *map(by_vertex, (source, target)), size=size, name="edge_index")
@@ -152,7 +155,7 @@ def ends_of(x: Any, edge_index: GraphLike, size: Any) -> Ends:
     return Ends(graph, source, target, source is target, tensors)
 
 
-def shared_ends(x: Any, graph: Shared, size: Any = None) -> Ends:
+def _shared_ends(x: Any, graph: Shared, size: Any) -> Ends:
     """Check features of the vertices that this process has of a graph."""
     pair = not isinstance(x, Tensor)
     if size is not None:
@@ -166,21 +169,30 @@ def shared_ends(x: Any, graph: Shared, size: Any = None) -> Ends:
             "(x, x_target), features of both that this process has."
         )
     source, target = x if pair else (x, x)
-    _check_shared("x[0]" if pair else "x", source, graph)
-    if pair and target is not None:
-        _check_shared("x[1]", target, graph, of="targets")
-    return Ends(graph, source, target, source is target, tensors_of(graph.local))
-
-
-def _check_shared(name: str, x: Any, graph: Shared, *, of: str = "sources") -> None:
-    """Check for features, static ones too, of the vertices that this process has of a graph."""
-    static = isinstance(x, Tensor) and x.dim() > 2
-    graph.check(name, by_vertex(x).flatten(1) if static else x, of=of)
+    names = (("x[0]", source, "sources"), ("x[1]", target, "targets"))
+    for name, part, of in names if pair else (("x", source, "sources"),):
+        if part is not None or of == "sources":
+            static = isinstance(part, Tensor) and part.dim() > 2
+            graph.check(name, by_vertex(part).flatten(1) if static else part, of=of)
+    return Ends(graph, source, target, source is target, tensors_of(graph.local), graph)
 
 
 def by_vertex(x: Any) -> Any:
     """Return features with a row for each vertex, which static ones have along axis -2."""
     return x.movedim(-2, 0) if isinstance(x, Tensor) and x.dim() > 2 else x
+
+
+def refuse_static(x: object, layer: object) -> None:
+    """Refuse features (batch, n, feat), which attention layers do not take, nor PyG's."""
+    parts = (
+        {f"x[{i}]": part for i, part in enumerate(x)} if isinstance(x, tuple | list) else {"x": x}
+    )
+    for name, part in parts.items():
+        if isinstance(part, Tensor) and part.dim() > 2:
+            raise ShapeError(
+                f"{name} has shape {tuple(part.shape)}: {type(layer).__name__} takes no static "
+                "features, as PyG's; give (n, feat), one call for each of them."
+            )
 
 
 def _check_size(size: Any, source: Any, target: Any) -> None:
@@ -246,7 +258,8 @@ def check_input(
                 "sources of the graph are other vertices than targets: make it without "
                 "source_bounds, or use a layer that takes (x, x_target)."
             )
-        _check_shared("x", x, graph)
+        static = isinstance(x, Tensor) and x.dim() > 2
+        graph.check("x", by_vertex(x).flatten(1) if static else x)
         return tensors_of(graph.local)
     tensors = tensors_of(graph)
     dense = isinstance(x, Tensor) and x.layout is torch.strided

@@ -10,9 +10,9 @@ from torch.nn import Module
 
 from ..autograd import aggregate_with_own, as_graph, propagate, sddmm, spmm
 from ..autograd.gcn import unit_scales
-from ..autograd.matmul import operands
-from ..autograd.tensors.order import own_values
-from ..autograd.tensors.prepare import GraphLike, tensors_of
+from ..autograd.matmul import multiply, operands
+from ..autograd.tensors.order import in_csr_order, own_values
+from ..autograd.tensors.prepare import GraphLike
 from ..autograd.tensors.shared import Shared
 from ..autograd.tensors.tensors import GraphTensors
 from ..errors import UnsupportedError
@@ -21,7 +21,6 @@ from ._passing import plus
 
 
 def symmetric(
-    graph: GraphLike,
     tensors: GraphTensors,
     edge_weight: Tensor | None,
     dtype: torch.dtype,
@@ -39,9 +38,8 @@ def symmetric(
     ``edge_weight``; those of the graph's own values are kept with it.  Of a graph that processes
     share, those of the vertices here, of which ``tensors`` are.
     """
-    graph = graph.local if isinstance(graph, Shared) else graph
     if edge_weight is not None:
-        scale, loop = _symmetric(graph, tensors, edge_weight, fill, to_all)
+        scale, loop = _symmetric(tensors, edge_weight, fill, to_all)
         return scale.to(dtype), loop.to(dtype)
     by_default = fill == 1 and not to_all
     made = tensors.built_scales() if by_default and dtype is torch.float32 else None
@@ -49,9 +47,9 @@ def symmetric(
         return made
 
     def make() -> Tensor:
-        both = unit_scales(graph, dtype) if by_default else None
+        both = unit_scales(tensors, dtype) if by_default else None
         if both is None:
-            both = torch.stack(_symmetric(graph, tensors, None, fill, to_all)).to(dtype)
+            both = torch.stack(_symmetric(tensors, None, fill, to_all)).to(dtype)
         return both
 
     key = ("gcn", dtype) if by_default else ("gcn", dtype, fill, to_all)
@@ -59,7 +57,7 @@ def symmetric(
     return scale, loop
 
 
-def stored(graph: GraphLike, tensors: GraphTensors, dtype: torch.dtype) -> Tensor | None:
+def stored(tensors: GraphTensors, dtype: torch.dtype) -> Tensor | None:
     """Return which vertices get no loop from ``symmetric``, by a graph's own values: (n, 1), kept.
 
     None where each gets one; the capture of a CUDA graph cannot look, and where the build of the
@@ -69,11 +67,11 @@ def stored(graph: GraphLike, tensors: GraphTensors, dtype: torch.dtype) -> Tenso
     if known is False:
         return None
     if tensors.building:
-        return symmetric(graph, tensors, None, dtype)[1][:, None] == 0
+        return symmetric(tensors, None, dtype)[1][:, None] == 0
     blind = _is_blind(tensors)
 
     def make() -> Tensor:
-        without = symmetric(graph, tensors, None, dtype)[1][:, None] == 0
+        without = symmetric(tensors, None, dtype)[1][:, None] == 0
         return without if blind or known or without.any() else without[:0]  # synchronize!
 
     without = tensors.cached(("stored", dtype), make)
@@ -88,10 +86,10 @@ def _is_blind(tensors: GraphTensors) -> bool:
 
 
 def _symmetric(
-    graph: GraphLike, tensors: GraphTensors, edge_weight: Tensor | None, fill: float, to_all: bool
+    tensors: GraphTensors, edge_weight: Tensor | None, fill: float, to_all: bool
 ) -> tuple[Tensor, Tensor]:
     """Compute the factors of ``symmetric``, in float32 at least: 2 bytes may not hold a degree."""
-    weights = own_values(graph) if edge_weight is None else edge_weight
+    weights = own_values(tensors) if edge_weight is None else edge_weight
     if weights is not None and weights.dtype.itemsize == 2:
         weights = weights.float()
     wide = torch.float64 if weights is None else weights.dtype
@@ -100,22 +98,24 @@ def _symmetric(
         return torch.ones(tensors.n_cols, 1, dtype=wide, device=tensors.device)
 
     def added() -> Tensor:
-        own = ones()[: tensors.n_rows, 0] if to_all else missing_loops(graph, tensors).to(wide)
+        own = ones()[: tensors.n_rows, 0] if to_all else missing_loops(tensors).to(wide)
         return fill * own
 
+    column = tensors.cached(("ones", wide), ones)
+    own = tensors.cached(("added loops", wide, fill, to_all), added)
+    earlier = earlier_loops(tensors) if fill and not to_all else None
     with torch.autocast(tensors.kind, enabled=False):
-        column = tensors.cached(("ones", wide), ones)
-        own = tensors.cached(("added loops", wide, fill, to_all), added)
-        earlier = earlier_loops(graph, tensors) if fill and not to_all else None
         if earlier is not None:
             earlier = earlier.to(wide) if weights is None else weights * earlier.to(wide)
-            own = own - spmm(graph, column, earlier)[:, 0]
-        degree = own + spmm(graph, column, weights)[:, 0]
+            earlier = in_csr_order(tensors, earlier)
+            own = own - multiply(tensors, False, column, earlier, None, None)[:, 0]
+        values = in_csr_order(tensors, weights)
+        degree = own + multiply(tensors, False, column, values, None, None)[:, 0]
     scale = degree.masked_fill(degree <= 0, inf).rsqrt()
     return scale, own * scale * scale
 
 
-def earlier_loops(graph: GraphLike, tensors: GraphTensors) -> Tensor | None:
+def earlier_loops(tensors: GraphTensors) -> Tensor | None:
     """Return 1 for a loop with a later one of its vertex, else 0: (nnz,) in float64, kept.
 
     None where there is no such loop.  Where the build of the graph has told, or will tell, whether
@@ -126,74 +126,72 @@ def earlier_loops(graph: GraphLike, tensors: GraphTensors) -> Tensor | None:
         return None
 
     def make() -> Tensor:
-        count = tensors.cached("loops of rows", lambda: loops(graph)[1])
+        count = tensors.cached("loops of rows", lambda: loops(tensors)[1])
         blind = _is_blind(tensors) or tensors.building
         if not blind and not (count > 1).any():  # synchronize!
             return count[:0]
-        row, col = rows_and_columns(graph)
-        at = torch.arange(1, tensors.nnz + 1, device=row.device)
-        loop, rows = row == col, row.long()
-        last = at.new_zeros(tensors.n_rows).scatter_reduce(0, rows, at * loop, "amax")
-        return (loop & (at != last.index_select(0, rows))).double()
+        row, col = rows_and_columns(tensors)
+        at, loop = torch.arange(1, tensors.nnz + 1, device=row.device), row == col
+        last = at.new_zeros(tensors.n_rows).scatter_reduce(0, row, at * loop, "amax")
+        return (loop & (at != last.index_select(0, row))).double()
 
     earlier = tensors.cached("earlier loops", make)
     return None if earlier.shape[0] == 0 else earlier
 
 
-def missing_loops(graph: GraphLike, tensors: GraphTensors) -> Tensor:
+def missing_loops(tensors: GraphTensors) -> Tensor:
     """Return 1 for a vertex without a loop, else 0: (n,) in float64, kept with the graph."""
 
     def make() -> Tensor:
-        return (tensors.cached("loops of rows", lambda: loops(graph)[1]) == 0).double()
+        return (tensors.cached("loops of rows", lambda: loops(tensors)[1]) == 0).double()
 
     return tensors.cached("loops missing", make)
 
 
-def loops(graph: GraphLike) -> tuple[Tensor, Tensor]:
+def loops(tensors: GraphTensors) -> tuple[Tensor, Tensor]:
     """Return 1 for a loop, else 0, (nnz,), and the loops of each row, (n_rows,), in float64."""
-    row, col = rows_and_columns(graph)
+    row, col = rows_and_columns(tensors)
     counted = (row == col).double()
-    ones = counted.new_ones(tensors_of(graph).n_cols, 1)
-    return counted, spmm(graph, ones, counted)[:, 0]
+    return counted, spmm(tensors, counted.new_ones(tensors.n_cols, 1), counted)[:, 0]
 
 
-def rows_and_columns(graph: GraphLike) -> tuple[Tensor, Tensor]:
-    """Return the row and the column of each entry, (nnz,) in float64, in the user's order."""
-    tensors = tensors_of(graph)
+def rows_and_columns(tensors: GraphTensors) -> tuple[Tensor, Tensor]:
+    """Return the row and the column of each entry, (nnz,) in int64, in the user's order."""
     options = {"dtype": torch.float64, "device": tensors.device}
     rows, cols = (torch.arange(n, **options)[:, None] for n in (tensors.n_rows, tensors.n_cols))
-    ones = torch.ones_like
-    return sddmm(graph, rows, ones(cols)), sddmm(graph, ones(rows), cols)
+    row, col = (
+        sddmm(tensors, rows, torch.ones_like(cols)),
+        sddmm(tensors, torch.ones_like(rows), cols),
+    )
+    return row.long(), col.long()
 
 
-def with_loops(graph: GraphLike) -> tuple[Tensor, Tensor]:
+def with_loops(tensors: GraphTensors) -> tuple[Tensor, Tensor]:
     """Return an ``edge_index`` with one loop of each vertex that is row and column, kept.
 
     It has the entries that are no loops, then the loops; and which entries of the graph these are.
     """
-    tensors = tensors_of(graph)
 
     def places() -> Tensor:
-        row, col = rows_and_columns(graph)
+        row, col = rows_and_columns(tensors)
         return (row != col).nonzero()[:, 0]  # synchronize!
 
     rest = tensors.cached("others than loops", places)
 
     def edges() -> Tensor:
-        row, col = rows_and_columns(graph)
+        row, col = rows_and_columns(tensors)
         own = torch.arange(min(tensors.n_rows, tensors.n_cols), device=tensors.device)
-        return torch.stack([torch.cat([end[rest].long(), own]) for end in (col, row)])
+        return torch.stack([torch.cat([end[rest], own]) for end in (col, row)])
 
     return tensors.cached("edges with loops", edges), rest
 
 
-def log_sums(graph: GraphLike, scores: Tensor, p: Tensor) -> Tensor:
+def log_sums(tensors: GraphTensors, scores: Tensor, p: Tensor) -> Tensor:
     """Compute the logarithm of each row's sum of ``exp(scores)``, (n,); ``p`` is the softmax."""
-    tensors = tensors_of(graph)
     with torch.autocast(tensors.kind, enabled=False):
         # log Z = scores - log p at each entry of a row: their mean, weighted with p.
         log_z = scores - p.clamp(min=torch.finfo(p.dtype).tiny).log()
-        log_z = spmm(graph, p.new_ones(tensors.n_cols, 1), p * log_z)[:, 0]
+        log_z = spmm(tensors, p.new_ones(tensors.n_cols, 1), p * log_z)[:, 0]
     indptr = tensors.rows.indptr
     return log_z.masked_fill(indptr[1:] == indptr[:-1], -inf)
 
@@ -206,8 +204,7 @@ def as_operands(
     graph: GraphLike, tensors: GraphTensors, x: Tensor, edge_weight: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Return features and weights in the dtype of their product, or refuse them by their names."""
-    direct = not isinstance(graph, Shared) and not torch.is_autocast_enabled(tensors.kind)
-    if direct and (
+    if not torch.is_autocast_enabled(tensors.kind) and (
         edge_weight is None
         or (
             isinstance(edge_weight, Tensor)
@@ -253,32 +250,30 @@ def hop(
                 f"aggr is {reduction!r} of a normalised graph that processes share: give 'sum', or "
                 "the layer normalize=False."
             )
-        graph, edge_weight = _explicit(graph, tensors, edge_weight, dtype, fill, to_all)
+        graph, edge_weight = _explicit(tensors, edge_weight, dtype, fill, to_all)
         fill = None
     if fill is None:
         return lambda x, bias: plus(spmm(graph, x, edge_weight, reduce=reduction), bias)
-    scale, loop = symmetric(graph, tensors, edge_weight, dtype, fill, to_all=to_all)
+    scale, loop = symmetric(tensors, edge_weight, dtype, fill, to_all=to_all)
     scales: dict[str, Any] = {"row_scale": scale, "col_scale": scale}
     own = loop[:, None]
     if fill == 0:
         return lambda x, bias: plus(spmm(graph, x, edge_weight, **scales), bias)
     constant = edge_weight is None or (
         tensors.kind == "cuda"  # where one kernel adds the own part
-        and not isinstance(graph, Shared)
         and not edge_weight.requires_grad
     )
     # Traced, a Function that writes in place loses its gradients (torch 2.11).
     if constant and not torch.compiler.is_compiling():
         args: dict[str, Any] = {"edge_weight": edge_weight}
         if edge_weight is None and not to_all:
-            args["without"] = stored(graph, tensors, dtype)
+            args["without"] = stored(tensors, dtype)
         return lambda x, bias: propagate(graph, x, scale, own, bias=bias, **args)
     scales["without"] = own == 0
     return lambda x, bias: plus(aggregate_with_own(graph, x, own, edge_weight, **scales), bias)
 
 
 def _explicit(
-    graph: GraphLike,
     tensors: GraphTensors,
     edge_weight: Tensor | None,
     dtype: torch.dtype,
@@ -286,19 +281,19 @@ def _explicit(
     to_all: bool,
 ) -> tuple[GraphLike, Tensor]:
     """Build the graph with its loops and each edge's normalised value, for other reductions."""
-    scale, _ = symmetric(graph, tensors, edge_weight, dtype, fill, to_all=to_all)
-    n, stated = scale.shape[0], own_values(graph) if edge_weight is None else edge_weight
+    scale, _ = symmetric(tensors, edge_weight, dtype, fill, to_all=to_all)
+    n, stated = scale.shape[0], own_values(tensors) if edge_weight is None else edge_weight
     weight = scale.new_ones(tensors.nnz) if stated is None else stated.to(dtype)
-    row, col = (end.long() for end in rows_and_columns(graph))
+    row, col = rows_and_columns(tensors)
     values = scale[row] * weight * scale[col]
     if fill == 0:
-        return graph, values
-    edges, others = with_loops(graph)
-    counted, _ = loops(graph)
-    earlier = None if to_all else earlier_loops(graph, tensors)
+        return tensors, values
+    edges, others = with_loops(tensors)
+    counted, _ = loops(tensors)
+    earlier = None if to_all else earlier_loops(tensors)
     counted = (counted if earlier is None else counted - earlier).to(dtype)
-    own = spmm(graph, counted.new_ones(n, 1), weight * counted)[:, 0]
-    added = fill if to_all else fill * missing_loops(graph, tensors).to(dtype)
+    own = spmm(tensors, counted.new_ones(n, 1), weight * counted)[:, 0]
+    added = fill if to_all else fill * missing_loops(tensors).to(dtype)
     own = (own + added) * scale * scale
     return as_graph(edges, None, size=(n, n)), torch.cat([values[others], own])
 
@@ -312,17 +307,18 @@ def over_vertices(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return y.reshape(y.shape[0], *first.shape[1:]).movedim(0, -2)
 
 
-def gathered(module: Module, graph: GraphLike, x: Tensor, edge_weight: Tensor | None) -> Tensor:
+def gathered(
+    module: Module, tensors: GraphTensors, x: Tensor, edge_weight: Tensor | None
+) -> Tensor:
     """Aggregate features of sources by PyG's module, which gets the edges by their targets."""
-    tensors = tensors_of(graph)
 
     def by_targets() -> Tensor:
-        row, col = (end.long() for end in rows_and_columns(graph))
+        row, col = rows_and_columns(tensors)
         row, order = row.sort(stable=True)
         return torch.stack([order, row, col.index_select(0, order)])
 
     order, row, col = tensors.cached("by targets", by_targets).unbind()
-    weight = own_values(graph) if edge_weight is None else edge_weight
+    weight = own_values(tensors) if edge_weight is None else edge_weight
     messages = x.index_select(-2, col)
     if weight is not None:
         messages = messages * weight.index_select(0, order)[:, None]

@@ -14,9 +14,8 @@ from ..autograd.cbsr import features_to_keep
 from ..autograd.sampling import checked_strategy, sample_width
 from ..autograd.tensors.edge_index import turned
 from ..autograd.tensors.prepare import GraphLike
-from ..autograd.tensors.shared import Shared
 from ..errors import DtypeError, ShapeError, UnsupportedError
-from ._inputs import Ends, by_vertex, check_counts, check_input, ends_of, shared_ends
+from ._inputs import Ends, by_vertex, check_counts, ends_of, refuse_static
 
 _PYG = "torch_geometric.nn.conv.message_passing"
 FORWARD, REVERSED = "source_to_target", "target_to_source"
@@ -54,6 +53,8 @@ class Passing(Module):
     #: Whether it takes several at once, and the others that PyG has.
     _takes_all: ClassVar[bool] = False
     _node_dim: ClassVar[int] = -2
+    #: Whether it takes features of several sets for one graph, (batch, n, feat).
+    _takes_static: ClassVar[bool] = True
     #: Options that PyG's ``repr`` shows beside the widths.
     _shown: ClassVar[tuple[str, ...]] = ()
     decomposed_layers: int = 1  # PyG's is a property
@@ -158,15 +159,11 @@ class Passing(Module):
 
     def _between(self, x: Any, edge_index: GraphLike, size: Any = None) -> Ends:
         """Check features of one or both ends, and the graph along which messages flow."""
-        if isinstance(x, Tensor) and size is None:
-            rows = x if x.dim() == 2 else by_vertex(x)
-            graph = as_graph(edge_index, rows, name="edge_index")
-            if isinstance(graph, Shared):
-                ends = shared_ends(x, graph)
-            else:
-                ends = Ends(graph, x, x, True, check_input(x, graph, edge_index))
-        else:
-            ends = ends_of(x, edge_index, size)
+        if not self._takes_static and not (isinstance(x, Tensor) and x.dim() <= 2):
+            refuse_static(x, self)
+        ends = ends_of(x, edge_index, size)
+        if ends.shared is not None:
+            ends = self._between_shares(ends)
         if ends.graph is not edge_index:
             graph = self._valued(ends.graph, edge_index)
             ends = ends if graph is ends.graph else ends.along(graph)
@@ -179,6 +176,10 @@ class Passing(Module):
             )
         return ends.along(self._turned(ends.graph, edge_index))
 
+    def _between_shares(self, ends: Ends) -> Ends:
+        """Return the ends of a graph that processes share, as the layer takes them."""
+        return ends
+
     def _valued(self, graph: GraphLike, edge_index: object) -> GraphLike:
         """Return the graph of ``edge_index`` with the values that PyG reads here.
 
@@ -186,20 +187,14 @@ class Passing(Module):
         """
         if isinstance(edge_index, Tensor) and (self._is_word or edge_index.layout is torch.strided):
             return graph
-        if isinstance(edge_index, Shared):
-            return graph
-        return cast(GraphLike, cast(Any, graph).with_data(None))
+        valued: Any = graph
+        return cast(GraphLike, valued.with_data(None)) if valued.weighted else graph
 
     def _turned(self, graph: GraphLike, edge_index: Any) -> GraphLike:
         """Return the graph of ``edge_index`` along which messages flow."""
         if self.flow == FORWARD:
             return graph
         check_flow(self.flow)
-        if isinstance(graph, Shared):
-            raise UnsupportedError(
-                f"flow is {self.flow!r} beside a graph that processes share by the targets of its "
-                "edges: make it of edge_index.flip(0), and leave flow out."
-            )
         return cast(GraphLike, turned(graph, edge_index))
 
 
@@ -330,8 +325,8 @@ class Convolution(Passing):
 
     #: Reductions of samples and of what MaxK keeps.
     _of_parts: ClassVar[tuple[tuple[str, ...], ...]] = (SUM,)
-    #: Reductions that the layer has as one node of autograd's.
-    _usual: ClassVar[tuple[str, ...]] = SUM
+    #: Options with which the layer is one node of autograd's.
+    _defaults: ClassVar[dict[str, Any]] = {"k": None, "flow": FORWARD, "_reductions": SUM}
 
     def __init__(
         self,
@@ -368,11 +363,10 @@ class Convolution(Passing):
         width = self.__dict__[name]
         return None if width is None else _sample_width(name, width, self.k)
 
-    def _is_usual(self) -> bool:
-        """Return True if all options that need other code are as they are by default."""
+    def _has_defaults(self) -> bool:
+        """Return True if all options that need other code than one node are unset."""
         sampled = self.training_sample if self.training else self.sample
-        parts = sampled is not None or self.k is not None
-        return not parts and self.flow == FORWARD and self._reductions == self._usual
+        return sampled is None and self._defaults.items() <= self.__dict__.items()
 
     def _graph(self, x: Tensor, edge_index: GraphLike) -> GraphLike:
         """Return the graph among the vertices of ``x``, with the values that count."""

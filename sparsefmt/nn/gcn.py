@@ -1,6 +1,6 @@
 """GCN's convolution, with MaxK or over a sample of each row, and MaxK itself."""
 
-from typing import Any, Unpack, cast
+from typing import Any, ClassVar, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -72,6 +72,10 @@ class GCNConv(Convolution):
 
     __module__ = "sparsefmt.nn"
     _reductions_known = ("sum", "mean", "max", "min")
+    _defaults: ClassVar = {
+        **Convolution._defaults,
+        **{"normalize": True, "add_self_loops": True, "improved": False},
+    }
 
     def __init__(
         self,
@@ -139,12 +143,12 @@ class GCNConv(Convolution):
             edge_index, edge_weight, to_all = self._first(x, edge_index, edge_weight)
         rows = x if isinstance(x, Tensor) and x.dim() == 2 else by_vertex(x)
         graph = as_graph(edge_index, rows, name="edge_index")
-        if edge_weight is None and self._is_usual():
+        if edge_weight is None and self._has_defaults():
             lin, bias = read_map(self.lin), self.bias
             if lin is not None and lin[1] is None and is_plain(graph, x, lin[0], bias):
                 if bias is None or bias.shape == lin[0].shape[:1]:
                     tensors = tensors_of(graph)
-                    factors = symmetric(graph, tensors, None, x.dtype, to_all=to_all)
+                    factors = symmetric(tensors, None, x.dtype, to_all=to_all)
                     return gcn_convolution(graph, x, lin[0], *factors, bias)
         if self.flow != FORWARD:
             graph = self._turned(graph, edge_index)
@@ -172,11 +176,6 @@ class GCNConv(Convolution):
         if x.dim() == 2:
             return aggregated(h, self.bias)
         return plus(over_vertices(aggregated, h), self.bias)
-
-    def _is_usual(self) -> bool:
-        """Return True if all options that need other code are as they are by default."""
-        usual = super()._is_usual() and self.normalize and self.add_self_loops
-        return usual and not self.improved
 
     def _first(self, x: Any, edge_index: Any, edge_weight: Tensor | None) -> Any:
         """Return the graph and the edge weights of the first call, and who gets loops there."""
@@ -207,13 +206,13 @@ class GCNConv(Convolution):
             if width is not None:
                 return self._aggregate(graph, h, width, weight, rescale=True)
             return maxk_aggregate(graph, h, cast(int, self.k), weight)
-        scale, loop = symmetric(graph, tensors, weight, dtype, fill, to_all=to_all)
+        scale, loop = symmetric(tensors, weight, dtype, fill, to_all=to_all)
         scales, own = {"row_scale": scale, "col_scale": scale}, loop[:, None]
         if width is None:
             return aggregate_with_own(graph, h, own, weight, k=self.k, without=own == 0, **scales)
         y = self._aggregate(graph, h, width, weight, rescale=True, **scales)
         kept = weight is None and fill and not to_all and not torch.compiler.is_compiling()
-        without = stored(graph, tensors, dtype) if kept else own == 0
+        without = stored(tensors, dtype) if kept else own == 0
         return torch.addcmul(y, own, h if without is None else h.masked_fill(without, 0))
 
 

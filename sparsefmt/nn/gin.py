@@ -141,7 +141,7 @@ class GINConv(OfNetwork, Convolution):
             y: Tensor | None = None if self._plan is None else self._plan(self, x, edge_index)
             if y is not None:
                 return y
-            if isinstance(x, Tensor) and self._is_usual():
+            if isinstance(x, Tensor) and self._has_defaults():
                 y = self._in_one_node(x, self._graph(x, edge_index))
             if y is not None:
                 return y
@@ -166,9 +166,9 @@ class GINConv(OfNetwork, Convolution):
             y = called(module, y)
         return y
 
-    def _is_usual(self) -> bool:
-        """Return True if all options that need other code are as they are by default."""
-        return super()._is_usual() and not self.eps.requires_grad and self.eps.shape == (1,)
+    def _has_defaults(self) -> bool:
+        """Return True if all options are unset, and ``eps`` is a constant."""
+        return super()._has_defaults() and not self.eps.requires_grad and self.eps.shape == (1,)
 
     def _aggregated(self, ends: Ends, edge_weight: Tensor | None) -> Tensor:
         """Aggregate features of sources, and add a part of the targets' own."""

@@ -132,7 +132,8 @@ class RGCNConv(Passing):
         """
         source, target = self._ends(x)
         graph: Any = edge_index
-        if shared(graph) is not None and graph.whole is None:
+        dist = shared(graph)
+        if dist is not None and dist.whole is None:
             graph, source, target = self._local_part(graph, source, target)
         size = None if target is None else (len(source), len(target))
         if not is_graph(graph):  # nor remembered
@@ -145,7 +146,7 @@ class RGCNConv(Passing):
             weight = (self.comp @ weight.flatten(1)).view(-1, *weight.shape[1:])
         args, reduce = (graph, source, weight, edge_type), self._reductions[0]
         y = relational_aggregate(*args, reduce=reduce, own=own, size=size)
-        if shared(edge_index) is not None and source.requires_grad:
+        if dist is not None and source.requires_grad:
             y = y + source[:0].sum()  # backward is that of all processes, without edges too
         return y if self.bias is None or own is not None else y + self.bias.to(y.dtype)
 

@@ -1,7 +1,7 @@
 """GraphSAGE's convolution, with MaxK or over a sample of each row."""
 
 from functools import partial
-from typing import Any, Unpack, cast
+from typing import Any, ClassVar, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -62,7 +62,10 @@ class SAGEConv(Convolution):
     _takes_all = True
     _shown = ("aggr",)
     _of_parts = (SUM, MEAN)
-    _usual = MEAN
+    _defaults: ClassVar = {
+        **Convolution._defaults,
+        **{"_reductions": MEAN, "root_weight": True, "project": False},
+    }
 
     def __init__(
         self,
@@ -141,7 +144,7 @@ class SAGEConv(Convolution):
             y: Tensor | None = None if self._plan is None else self._plan(self, x, edge_index)
             if y is not None:
                 return y
-            if isinstance(x, Tensor) and self._is_usual():
+            if isinstance(x, Tensor) and self._has_defaults():
                 graph = self._graph(x, edge_index)
                 y = None if isinstance(graph, Shared) else self._in_one_node(x, graph)
             if y is not None:
@@ -161,10 +164,6 @@ class SAGEConv(Convolution):
             else:
                 y = y + called(self.lin_r, target, "x")
         return normalize(y, dim=-1) if self.normalize else y
-
-    def _is_usual(self) -> bool:
-        """Return True if all options that need other code are as they are by default."""
-        return super()._is_usual() and self.root_weight and not self.project
 
     def _in_one_node(self, x: Tensor, graph: GraphLike) -> Tensor | None:
         """Run what comes before ``normalize`` as one node of autograd's; None if it may not."""
@@ -210,7 +209,7 @@ class SAGEConv(Convolution):
             return plus(y, bias)
         if not self._reductions:
             ends = ends._replace(source=source).gathered()
-            y = gathered(self.aggr_module, ends.graph, ends.source, edge_weight)
+            y = gathered(self.aggr_module, ends.tensors, ends.source, edge_weight)
             return called(self.lin_l, y, "x")
 
         def reduced(h: Tensor, reduction: str) -> Tensor:
@@ -219,8 +218,8 @@ class SAGEConv(Convolution):
             options = {"mean" if reduction == "mean" else "rescale": True}
             return self._aggregate(graph, h, width, edge_weight, **options)
 
-        if isinstance(graph, Shared) and self._reductions in self._of_parts:
-            if lin is not None and graph.maps_first(source, self.out_channels):
+        if ends.shared is not None and self._reductions in self._of_parts:
+            if lin is not None and ends.shared.maps_first(source, self.out_channels):
                 h, reduction = linear(source, lin[0]), self._reductions[0]
                 return plus(over_vertices(lambda h: reduced(h, reduction), h), lin[1])
         parts = [

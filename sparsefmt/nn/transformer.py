@@ -10,17 +10,18 @@ from torch.nn.functional import dropout
 
 from ..autograd import as_graph, dot_aggregate, edge_softmax, sddmm, spmm
 from ..autograd.maps import read_map
-from ..autograd.tensors.prepare import GraphLike, has_tiles, tensors_of
+from ..autograd.tensors.prepare import GraphLike, has_tiles
+from ..autograd.tensors.shared import shared
+from ..autograd.tensors.tensors import GraphTensors
 from ..errors import DtypeError, ShapeError
 from ._attention import (
     Attention,
     check_edge_features,
     entries_with_loops,
     in_form_of,
-    refuse_static,
     weighted_sums,
 )
-from ._inputs import Ends, check_flags, check_input, in_pair
+from ._inputs import Ends, check_flags, check_input, in_pair, refuse_static
 from ._loops import log_sums, loops, missing_loops, rows_and_columns
 from ._maps import called, draw_map, linear_map, mapped
 from ._passing import FORWARD, Passing, PassingOptions
@@ -180,7 +181,8 @@ class TransformerConv(Attention):
             return y
         if isinstance(edge_index, Tensor):
             return y, (edge_index, weights.to(y.dtype))
-        return y, in_form_of(edge_index, self._turned(graph, None), weights.to(y.dtype))
+        weights, graph = weights.to(y.dtype), self._turned(graph, None)
+        return y, in_form_of(edge_index, graph, weights, ends.shared, looped=False)
 
     def _term(self, edge_attr: Tensor | None, ends: Ends) -> _Term | None:
         """Return the edges' part of keys and values, which a layer with ``edge_dim`` needs."""
@@ -193,10 +195,10 @@ class TransformerConv(Attention):
             )
         features = check_edge_features(edge_attr, ends.tensors, self.lin_edge)
         assert self.lin_edge is not None  # the features have been checked beside it
-        graph, tensors, args = ends.graph, ends.tensors, read_map(self.lin_edge)
+        tensors, args = ends.tensors, read_map(self.lin_edge)
 
         def make() -> Tensor:
-            rows = rows_and_columns(graph)[0].long()
+            rows = rows_and_columns(tensors)[0]
             return torch.stack([torch.arange(len(rows), device=rows.device), rows])
 
         edges, size = tensors.cached("entries as columns", make), (tensors.nnz, tensors.n_rows)
@@ -313,7 +315,7 @@ class AGNNConv(Passing):
         """
         refuse_static(x, self)
         graph = as_graph(edge_index, x, name="edge_index")
-        ends = Ends(graph, x, x, True, check_input(x, graph, edge_index))
+        ends = Ends(graph, x, x, True, check_input(x, graph, edge_index), shared(graph))
         if self.flow != FORWARD:
             ends = ends.along(self._turned(graph, edge_index))
         ends = ends.gathered()
@@ -324,38 +326,37 @@ class AGNNConv(Passing):
         unit = unit * unit.square().sum(1, keepdim=True).clamp(min=least**2).rsqrt()
         beta, add = self.beta.to(wide), self.add_self_loops
         if has_tiles(graph):
-            return _composed(graph, x, unit, beta, add)
+            return _composed(ends, unit, beta, add)
         queries, keys = (beta * ends.of_targets(unit)).to(x.dtype), unit.to(x.dtype)
         if add and len(queries) != len(keys):
             graph, add = entries_with_loops(ends, None, None)[0], False
         return dot_aggregate(graph, queries, keys, x, scale=1.0, self_loops=add)
 
 
-def _composed(
-    graph: GraphLike, x: Tensor, unit: Tensor, beta: Tensor, add_self_loops: bool
-) -> Tensor:
+def _composed(ends: Ends, unit: Tensor, beta: Tensor, add_self_loops: bool) -> Tensor:
     """Compose the layer of ``sddmm``, ``edge_softmax`` and ``spmm``."""
+    graph, tensors, x = ends.graph, ends.tensors, ends.source
     wide, narrow = unit.dtype, unit.to(x.dtype)
     scores = beta * sddmm(graph, narrow, narrow).to(wide)
     if add_self_loops:
-        scores = scores + _loop_scores(graph, wide)
+        scores = scores + _loop_scores(tensors, wide)
     p = edge_softmax(graph, scores)
     y = spmm(graph, x, p.to(x.dtype))
     if add_self_loops:
-        missing = missing_loops(graph, tensors_of(graph)).to(wide)
+        missing = missing_loops(tensors).to(wide)
         # The part of a missing loop: exp(own) / (exp(own) + Z), of its score and the row's sum.
-        own = beta * unit.square().sum(1) - log_sums(graph, scores, p)
+        own = beta * unit.square().sum(1) - log_sums(tensors, scores, p)
         own = torch.sigmoid(own) * missing
         y = torch.lerp(y, x.to(y.dtype), own[:, None].to(y.dtype))
     return y
 
 
-def _loop_scores(graph: GraphLike, dtype: torch.dtype) -> Tensor:
+def _loop_scores(tensors: GraphTensors, dtype: torch.dtype) -> Tensor:
     """Compute ``-log(c)`` at each loop of a vertex with ``c`` of them, 0 elsewhere: (nnz,)."""
 
     def make() -> Tensor:
-        counted, count = loops(graph)
-        logs = count.clamp(min=1).log()[:, None]
-        return (-counted * sddmm(graph, logs, torch.ones_like(logs))).to(dtype)
+        counted, count = loops(tensors)
+        logs = count.clamp(min=1).log()
+        return (-counted * logs[rows_and_columns(tensors)[0]]).to(dtype)
 
-    return tensors_of(graph).cached(("loop scores", dtype), make)
+    return tensors.cached(("loop scores", dtype), make)

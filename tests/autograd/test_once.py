@@ -586,9 +586,7 @@ def test_what_is_no_edge_index_is_refused(device):
 def test_scales_of_gcn_are_those_of_products(kind, dtype):
     edge_index, sizes = edges_of(kind)
     graph = by_formats(edge_index, num_nodes=sizes)
-    expected = torch.stack(_loops._symmetric(graph, graph_tensors(graph), None, 1.0, False)).to(
-        dtype
-    )
+    expected = torch.stack(_loops._symmetric(graph_tensors(graph), None, 1.0, False)).to(dtype)
     assert torch.equal(unit_scales(graph, dtype), expected)
 
 

@@ -133,6 +133,11 @@ def turned(graph: Any, edge_index: Any) -> Any:
             "flow is 'target_to_source' but edge_index is a sparse matrix, whose rows are targets: "
             "give its transpose, adj_t.t(), and leave flow out."
         )
+    if isinstance(graph, Shared):
+        raise UnsupportedError(
+            "flow is 'target_to_source' beside a graph that processes share by the targets of its "
+            "edges: make it of edge_index.flip(0), and leave flow out."
+        )
     if isinstance(graph, GraphTensors):
         raise UnsupportedError(
             "flow is 'target_to_source' within a transformation: give graph.transposed, and leave "
