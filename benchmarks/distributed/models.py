@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from sparsefmt import distributed
 from sparsefmt.autograd.layers import maps_first
-from sparsefmt.distributed.graph import sends_first
+from sparsefmt.distributed.graph import MAPPED_AGAIN
 from sparsefmt.nn import GATConv, SAGEConv
 
 from .model import Layer
@@ -88,7 +88,7 @@ def layers_of(model: str, feat: int, classes: int, hidden: int) -> list[Layer]:
     found = []
     for i, o in _widths(feat, classes, HEADS * (hidden // 8)):
         constant, width = not found, min(i, o) if found else o
-        moves = not (constant and sends_first(i, o, gradient=False))
+        moves = not (constant and i <= max(o, MAPPED_AGAIN))
         sent, added = (width * ITEM, 6 * width * ITEM) if moves else (0, 0)
         found.append(Layer(width, 2 * i * o, sent, sent, added=added))
     return found

@@ -23,10 +23,8 @@ def on_all_ranks(
     """Return ``prepare()`` on each rank, or raise on all ranks if it fails on one.
 
     ``prepare`` runs no collectives.  If ``alike``, it returns a dictionary that must be the same on
-    all ranks.  ``device`` is where this rank computes, and NCCL takes what it sends.  Raises
-    RankError if ``prepare`` fails on some ranks, or returns what differs.  An error with the same
-    text on all ranks is raised as it is, and so is, on its own rank, one that is not of this
-    package: MemoryError for instance.
+    all ranks.  ``device`` is where NCCL takes what this rank sends.  An error with the same text on
+    all ranks, or of another package, is raised as it is on its rank; all else is a RankError.
     """
     facts: Mapping[str, Any] | None = None
 

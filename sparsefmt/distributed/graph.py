@@ -39,11 +39,6 @@ ROWS_OF_EXCHANGE = 10
 MAPPED_AGAIN = 256
 
 
-def sends_first(features: int, width: int, *, gradient: bool) -> bool:
-    """Return True if so many features travel before they are mapped to that width."""
-    return features <= width or (not gradient and features <= MAPPED_AGAIN)
-
-
 class DistGraph(Shared):
     """The rows that one rank has of a graph, and what it reads of other ranks.
 
@@ -345,7 +340,7 @@ class DistGraph(Shared):
         rank does not map the rows of its halo for longer than it would receive them.
         """
         stays = torch.is_grad_enabled() and not x.requires_grad
-        return sends_first(x.shape[-1], width, gradient=not stays)
+        return x.shape[-1] <= (max(width, MAPPED_AGAIN) if stays else width)
 
     def maps_first(self, x: Tensor, width: int) -> bool:
         """Return True if features are mapped before they travel and are summed.

@@ -333,11 +333,8 @@ def check_edges(edge_index: object, n_sources: int, targets: slice, rank: int) -
             f"edge_index has shape {tuple(edge_index.shape)}: give (2, n_edges), sources and "
             "targets."
         )
-    names, bounds = (
-        ("a source", f"a target of rank {rank}"),
-        ((0, n_sources), (targets.start, targets.stop)),
-    )
-    for end, name, (low, high) in zip(edge_index, names, bounds, strict=True):
+    of_targets = edge_index[1], f"a target of rank {rank}", targets.start, targets.stop
+    for end, name, low, high in ((edge_index[0], "a source", 0, n_sources), of_targets):
         if len(end) and not (low <= int(end.min()) and int(end.max()) < high):  # synchronize!
             raise IndexRangeError(
                 f"edge_index names {int(end.min())} to {int(end.max())} where {name} lies from "

@@ -231,13 +231,10 @@ def _parameters(source: Module | Iterable[Any]) -> list[Tensor]:
 
 def _run_flat(tensors: list[Tensor], collective: Callable[[Tensor], object]) -> None:
     """Run an in-place collective over tensors, those of one dtype flattened into one."""
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in tensors:
-        by_dtype.setdefault(tensor.dtype, []).append(tensor)
-    for alike in by_dtype.values():
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        alike = [tensor for tensor in tensors if tensor.dtype is dtype]
         flat = torch.cat([tensor.reshape(-1) for tensor in alike])
         collective(flat)
-        parts = torch.split(flat, [tensor.numel() for tensor in alike])
         with torch.no_grad():
-            for tensor, part in zip(alike, parts, strict=True):
-                tensor.copy_(part.view(tensor.shape))
+            for tensor, part in zip(alike, flat.split([*map(Tensor.numel, alike)]), strict=True):
+                tensor.copy_(part.view_as(tensor))

@@ -120,9 +120,8 @@ def maxk_product(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Aggregate the ``k`` largest features of each in-neighbour: ``autograd.maxk_aggregate``.
 
-    Ranks exchange ``k`` values and column numbers of a vertex, one or two bytes each, and in
-    backward ``k`` gradients.  Returns (n_local, feat), and the columns and values of own sources
-    that were chosen, (n_sources, k).
+    Returns (n_local, feat), and the columns and values of own sources, (n_sources, k), which ranks
+    exchange.
     """
     weights = _agreed(graph, x, edge_weight, reduce, k, row_scale, col_scale)
     (x,), feat = library.narrowed(x.device.type, x), x.shape[1]
@@ -169,8 +168,8 @@ def _agreed(
     def described() -> dict[str, Any]:
         nonlocal weights
         weights = checked_weights(graph, x, edge_weight, reduce, *scales)
-        tensors = {"row_scale": scales[0], "col_scale": scales[1], "x": x}
-        args = {"edge_weight": edge_weight, "reduce": reduce, "k": k, **tensors}
+        args: dict[str, Any] = {"edge_weight": edge_weight, "reduce": reduce, "k": k}
+        args |= {"row_scale": scales[0], "col_scale": scales[1], "x": x}
         return {"the call": "a product"} | {
             name: f"{value.dtype} with rows of shape {tuple(value.shape[1:])}"
             if isinstance(value, Tensor)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..formats.arrays import Array, allocating
+from ..formats.compressed import COO
 from . import check_files, edge_list, file_kind, memory, npz, read, signature
 from .bounded import named, naming
 
@@ -55,7 +56,10 @@ def read_chunks(path: str | os.PathLike[str]) -> Iterator[Chunk]:
         blocks = None
         if kind == "npz":
             blocks = npz.csr_blocks(source, LENGTH, max_bytes=memory.default_limit())
-        yield from _chunks_of_matrix(source) if blocks is None else _csr_chunks(source, blocks)
+        if blocks is None:
+            yield from chunks_of(read(source, format="coo"))
+        else:
+            yield from _csr_chunks(source, blocks)
 
 
 def _edge_list_chunks(path: Path) -> Iterator[Chunk]:
@@ -72,11 +76,11 @@ def _csr_chunks(path: Path, blocks: Iterator[Any]) -> Iterator[Chunk]:
         empty = False
         yield Chunk(col, row, data, shape)
     if empty:
-        yield from _chunks_of_matrix(path)
+        yield from chunks_of(read(path, format="coo"))
 
 
-def _chunks_of_matrix(path: Path) -> Iterator[Chunk]:
-    A = read(path, format="coo")
+def chunks_of(A: COO) -> Iterator[Chunk]:
+    """Yield the entries of a matrix in pieces."""
     for start in range(0, max(A.nnz, 1), LENGTH):
         part = slice(start, start + LENGTH)
         data = None if A.data is None else A.data[part]

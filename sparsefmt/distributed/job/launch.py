@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -27,7 +28,7 @@ from ...errors import RankError, SparseFmtError, UnsupportedError
 from ..parts.cutting import version
 from ..parts.files import check_ranks, read_partition
 from .checkpoint import check_writable
-from .options import Options
+from .train import Options
 from .training import Training, check_trainable
 
 #: A store of torch.distributed, whose stubs leave them out.
@@ -57,12 +58,9 @@ _AGAIN = "start the training again with --resume, on as many ranks as there are.
 
 
 def run(folder: Path, device: str, timeout: float, options: Options) -> None:
-    """Train on a folder of parts, as the rank that the environment says.
+    """Run a training on a folder of parts, as the rank that the environment says.
 
-    ``device`` is "auto", "cpu" or "cuda"; "auto" is a GPU where there is one: that of the process's
-    number on its machine.  ``timeout`` are the seconds in which the others must come, and after
-    which none that is gone or stands still is waited for.  Raises RankError if the ranks cannot
-    meet, or differ; once they have met, an error ends the process: see ``Watch``.
+    Raises what ``meet`` raises; once the ranks have met, an error ends the process: see ``Watch``.
     """
     place, ready = place_of(os.environ), dict[str, Any]()
     place, store = meet(place, _facts(ready, folder, device, options, place), timeout)
@@ -148,8 +146,8 @@ class Place:
     def connect(self, timeout: float, *, serve: bool = False) -> Store:
         """Connect to the store, which ``serve`` starts; what is in it belongs to this attempt."""
         try:
-            if not serve:
-                self._knock(timeout)
+            if not serve and not _polled(partial(self._listens, timeout), timeout):
+                raise TimeoutError
             wait: Any = {"timeout": timedelta(seconds=timeout), "wait_for_workers": False}
             store = dist.TCPStore(self.host, self.port, None, serve, **wait)  # type: ignore[attr-defined]
         except (dist.DistError, ValueError, OSError) as error:
@@ -164,17 +162,22 @@ class Place:
             ) from error
         return _below(f"sparsefmt/{self.attempt}", store)
 
-    def _knock(self, timeout: float) -> None:
-        """Wait until somebody listens, without the pages that torch would write to stderr."""
-        until = time.monotonic() + timeout
-        while True:
-            try:
-                socket.create_connection((self.host, self.port), timeout).close()
-                return
-            except OSError:
-                if time.monotonic() > until:
-                    raise
-            time.sleep(_POLL)
+    def _listens(self, timeout: float) -> bool:
+        """Return True if the store listens; torch would write pages to stderr if it does not."""
+        with suppress(OSError):
+            socket.create_connection((self.host, self.port), timeout).close()
+            return True
+        return False
+
+
+def _polled(done: Callable[[], bool], seconds: float) -> bool:
+    """Wait until ``done()``, for so many seconds at most; return True if it is."""
+    until = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > until:
+            return False
+        time.sleep(_POLL)
+    return True
 
 
 def _below(prefix: str, store: Store) -> Store:
@@ -183,10 +186,7 @@ def _below(prefix: str, store: Store) -> Store:
 
 
 def place_of(environment: Mapping[str, str]) -> Place:
-    """Read the variables that torchrun sets; without RANK and WORLD_SIZE a process is alone.
-
-    Raises RankError if some are missing, or no numbers, or the rank is not below the world size.
-    """
+    """Read the variables that torchrun sets; without RANK and WORLD_SIZE a process is alone."""
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return Place()
     try:
@@ -211,9 +211,8 @@ def place_of(environment: Mapping[str, str]) -> Place:
 def meet(place: Place, facts: Mapping[str, str], timeout: float) -> tuple[Place, Store]:
     """Wait for the other processes, and compare facts with theirs; return the place and the store.
 
-    ``facts`` are what must be alike, by a name of it; ``"fault"`` is why this process cannot take
-    part.  ``timeout`` are the seconds to wait for each of the others.  Raises RankError if a rank
-    does not come, comes twice, cannot take part, or has other facts: the text names it.
+    The fact ``"fault"`` is why this process cannot take part.  Raises RankError if a rank does not
+    come within ``timeout``, comes twice, cannot take part, or has other facts.
     """
     store = place.connect(timeout, serve=place.holds_store)
     if not place.port:
@@ -252,14 +251,12 @@ def _compare(place: Place, store: Store, facts: dict[str, str], timeout: float) 
 
 def _facts_of(store: Store, rank: int, place: Place, timeout: float) -> dict[str, str]:
     """Wait for a rank, and return its facts."""
-    key, until = f"facts/{rank}", time.monotonic() + timeout
+    key = f"facts/{rank}"
     try:
-        while not store.check([key]):
-            if time.monotonic() > until:
-                raise RankError(
-                    f"rank {rank} did not come within {timeout:g} s: start all {place.ranks} ranks."
-                )
-            time.sleep(_POLL)
+        if not _polled(lambda: bool(store.check([key])), timeout):
+            raise RankError(
+                f"rank {rank} did not come within {timeout:g} s: start all {place.ranks} ranks."
+            )
         facts: dict[str, str] = json.loads(store.get(key))
     except dist.DistError as error:
         raise RankError(
@@ -276,9 +273,7 @@ def _linger(place: Place, store: Store) -> None:
             store.set(f"knows/{place.rank}", "1")
         return
     present = [r for r in range(1, place.ranks) if store.check([f"facts/{r}"])]
-    until = time.monotonic() + _LINGER
-    while time.monotonic() < until and not store.check([f"knows/{r}" for r in present]):
-        time.sleep(_POLL)
+    _polled(lambda: bool(store.check([f"knows/{r}" for r in present])), _LINGER)
 
 
 @dataclass

@@ -8,14 +8,42 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ...errors import SparseFmtError
-from .options import MODELS, Options
 
 #: Largest count of anything.
 _MOST = 2**31 - 1
 OK, BAD_INPUT, INTERRUPTED = 0, 2, 130
+MODELS = ("gcn", "sage", "gat", "maxk")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a training."""
+
+    model: str = "gcn"
+    hidden: int = 256
+    layers: int = 3
+    heads: int = 4  #: of gat's hidden layers
+    k: int = 32  #: of maxk: features of each vertex that a layer keeps
+    epochs: int = 100
+    lr: float = 0.01
+    weight_decay: float = 0.0
+    dropout: float = 0.5
+    seed: int = 0
+    dtype: str = "float32"
+    checkpoint: Path | None = None
+    every: int = 10
+    resume: bool = False
+
+    def shape(self) -> dict[str, Any]:
+        """Return the options that a checkpoint must have alike."""
+        names = ["model", "hidden", "layers", "seed", "dtype"]
+        names += [name for name, of in (("heads", "gat"), ("k", "maxk")) if self.model == of]
+        return {name: asdict(self)[name] for name in names}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--weight-decay", type=_between(0.0, 1e6))
     dropped = "between layers; what it drops depends on the number of ranks"
     add("--dropout", type=_between(0.0, 1.0), help=dropped)
-    add("--seed", type=_seed)
+    add("--seed", type=_between(-(2**63), 2**63 - 1, "-2^63 to 2^63 - 1"))
     add("--dtype", choices=("float32", "float64"))
     add("--checkpoint", type=Path, metavar="FILE", help="to write every so many epochs")
     add("--every", type=_count, metavar="N")
@@ -80,27 +108,17 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _seed(text: str) -> int:
-    """Read a seed of torch."""
-    try:
-        number = int(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no integer") from error
-    if not -(2**63) <= number < 2**63:
-        raise argparse.ArgumentTypeError(f"{text} is not from -2^63 to 2^63 - 1")
-    return number
-
-
-def _between(low: float, high: float) -> Callable[[str], float]:
-    """Return a function that reads a number from ``low`` to ``high``."""
+def _between(low: float, high: float, span: str = "") -> Callable[[str], float]:
+    """Return a function that reads a number from ``low`` to ``high``, an integer if they are."""
+    kind, noun = (int, "integer") if isinstance(low, int) else (float, "number")
 
     def read(text: str) -> float:
         try:
-            number = float(text)
+            number = kind(text)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text!r} is no number") from error
+            raise argparse.ArgumentTypeError(f"{text!r} is no {noun}") from error
         if not low <= number <= high:
-            raise argparse.ArgumentTypeError(f"{text} is not from {low:g} to {high:g}")
+            raise argparse.ArgumentTypeError(f"{text} is not from {span or f'{low:g} to {high:g}'}")
         return number
 
     return read

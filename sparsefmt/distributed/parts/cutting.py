@@ -31,11 +31,11 @@ from ...formats.base import Format
 from ...formats.compressed import COO
 from ...graph.graph import Graph
 from ...io.bounded import check_regular, named
-from ...io.chunks import LENGTH, Chunk, read_chunks
+from ...io.chunks import LENGTH, Chunk, chunks_of, read_chunks
 from ...io.memory import default_limit
 from ...reorder import Order
 from . import rows
-from .files import HEADER, MASKS, Partition, digest, edges_sum, rows_sum
+from .files import EDGES, HEADER, MASKS, Partition, digest, edges_sum, rows_sum
 
 #: What has edges: a path, a graph, or pieces; and data of vertices, or the path of a ``.npy``.
 Pieces: TypeAlias = str | os.PathLike[str] | Graph | Format | Iterable[Any]
@@ -161,7 +161,7 @@ class _Edges:
         if isinstance(graph, Graph | Format):
             self.structure = graph if isinstance(graph, Graph) else Graph(graph)
             coo = self.structure.structure.tocoo().to("cpu")
-            self._pieces: Callable[[], Iterable[Any]] = lambda: _pieces_of(coo)
+            self._pieces: Callable[[], Iterable[Any]] = lambda: chunks_of(coo)
         elif isinstance(graph, str | os.PathLike):
             self._pieces = lambda: read_chunks(graph)
         elif _has_pieces(graph):
@@ -208,14 +208,6 @@ def _has_pieces(graph: Pieces) -> bool:
     return isinstance(graph, Iterable) and iter(graph) is not graph
 
 
-def _pieces_of(coo: COO) -> Iterator[Chunk]:
-    """Yield the edges of a matrix in pieces."""
-    for start in range(0, max(coo.nnz, 1), LENGTH):
-        part = slice(start, start + LENGTH)
-        data = None if coo.data is None else coo.data[part]
-        yield Chunk(coo.col[part], coo.row[part], data, coo.shape)
-
-
 class _Survey(NamedTuple):
     """Facts of all edges."""
 
@@ -235,7 +227,7 @@ def _surveyed(edges: _Edges) -> _Survey:
         if len(source):
             kinds.add(None if weight is None else weight.dtype)
             top = max(top, int(source.max()) + 1, int(target.max()) + 1)
-            degrees = _grown(degrees, top)
+            _grow(degrees, top)
             np.add.at(degrees, target, 1)
         count += len(source)
     if len(kinds) > 1:
@@ -245,22 +237,21 @@ def _surveyed(edges: _Edges) -> _Survey:
         if shape[0] != shape[1] or edges.num_nodes not in (None, shape[0]):
             raise ShapeError(f"the graph has shape {shape}: parts need a square one, n x n.")
         n = shape[0]
-    degrees = _grown(degrees, n)[:n]
-    return _Survey(degrees, count, next(iter(kinds), None), total % 2**64)
+    _grow(degrees, n)
+    return _Survey(degrees[:n], count, next(iter(kinds), None), total % 2**64)
 
 
-def _grown(degrees: Array, n: int) -> Array:
-    """Return degrees with room for ``n`` vertices, and some to come."""
+def _grow(degrees: Array, n: int) -> None:
+    """Add room to degrees in place, for ``n`` vertices and some to come."""
     if n <= len(degrees):
-        return degrees
+        return
     if n * _BYTES_A_VERTEX > default_limit():
         raise OutOfMemoryError(
             f"the graph has {n} vertices, more than there is memory for: number them from 0 "
             "without gaps, or cut it on a larger machine."
         )
-    more = max(n, 2 * len(degrees)) - len(degrees)
     with allocating(f"degrees of {n} vertices"):
-        return np.concatenate([degrees, np.zeros(more, np.int64)])
+        degrees.resize(max(n, 2 * len(degrees)), refcheck=False)
 
 
 def _vertex_data(
@@ -292,15 +283,11 @@ def _array(name: str, source: Data) -> Array:
     path = named(source)
     check_regular(path)
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-        if not isinstance(array, np.ndarray):
-            array.close()
-            raise ValueError("but a zip file")
+        return np.lib.format.open_memmap(path, mode="r")
     except (ValueError, EOFError) as error:
         raise FileFormatError(
             f"{path}: it is no array of {name} ({str(error)[:80]}): write it with numpy.save."
         ) from error
-    return array
 
 
 def _cut(
@@ -348,14 +335,13 @@ def _stored(name: str, array: Array) -> np.dtype[Any]:
 
 
 class _NewArray:
-    """A ``.npy`` of known shape, written in pieces; its file is open only while it is written to.
+    """A ``.npy`` of known shape, opened to write several pieces; ``most`` bytes wait for that."""
 
-    ``waiting`` is the number of bytes that wait for that.
-    """
-
-    def __init__(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], most: float
+    ) -> None:
         self.path, self.dtype = path, dtype.newbyteorder("=")
-        self.left = shape[0]
+        self.left, self._most = shape[0], most
         head, descr = io.BytesIO(), np.lib.format.dtype_to_descr(self.dtype)
         facts = {"descr": descr, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(head, facts)
@@ -381,7 +367,7 @@ class _NewArray:
         self.waiting += len(block)
         self.size += len(block)
         self.crc = zlib.crc32(block, self.crc)
-        if self.waiting >= _HELD:
+        if self.waiting >= self._most:
             self.write()
 
 
@@ -390,6 +376,8 @@ class _Writer:
 
     def __init__(self, folder: Path, order: Order | None, bounds: rows.Bounds) -> None:
         self.folder, self.order, self.bounds = folder, order, bounds
+        n_arrays = len(EDGES) * (len(bounds) - 1)
+        self._most = min(_HELD, _HELD_IN_ALL * default_limit() / n_arrays)
         self.arrays: dict[str, _NewArray] = {}
         for part in range(len(bounds) - 1):
             (folder / f"part{part}").mkdir()
@@ -404,7 +392,7 @@ class _Writer:
         self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], pieces: Iterable[Array]
     ) -> None:
         """Write one array."""
-        self.arrays[name] = array = _NewArray(self.folder / name, dtype, shape)
+        self.arrays[name] = array = _NewArray(self.folder / name, dtype, shape, self._most)
         for piece in pieces:
             array.append(piece)
         array.write()
@@ -420,13 +408,9 @@ class _Writer:
         for part, count in enumerate(counts.tolist()):
             for name, dtype in dtypes.items():
                 self.array(f"part{part}/{name}.npy", dtype, (count,), ())
-        arrays = self.arrays.values()
         for chunk in edges:
             self._append(chunk)
-            if sum(array.waiting for array in arrays) > _HELD_IN_ALL * default_limit():
-                for array in arrays:
-                    array.write()
-        for array in arrays:
+        for array in self.arrays.values():
             array.write()
         return {name: dtype.name for name, dtype in dtypes.items()}
 
