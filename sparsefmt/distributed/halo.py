@@ -343,10 +343,7 @@ def check_edges(edge_index: object, n_sources: int, targets: slice, rank: int) -
 
 
 def halo_of(columns: Tensor, bounds: tuple[int, ...], rank: int) -> tuple[Tensor, Tensor]:
-    """Return the numbers of a rank's columns, own vertices first, and the vertices of its halo.
-
-    The halo's are those of the whole graph, ascending.
-    """
+    """Return the numbers of a rank's columns, own vertices first, and its halo, ascending."""
     first, last = bounds[rank], bounds[rank + 1]
     own = (columns >= first) & (columns < last)
     halo = torch.unique(columns[~own])  # synchronize!

@@ -236,5 +236,6 @@ def _run_flat(tensors: list[Tensor], collective: Callable[[Tensor], object]) -> 
         flat = torch.cat([tensor.reshape(-1) for tensor in alike])
         collective(flat)
         with torch.no_grad():
-            for tensor, part in zip(alike, flat.split([*map(Tensor.numel, alike)]), strict=True):
+            parts = torch.split(flat, [tensor.numel() for tensor in alike])
+            for tensor, part in zip(alike, parts, strict=True):
                 tensor.copy_(part.view_as(tensor))

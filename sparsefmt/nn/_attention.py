@@ -146,7 +146,7 @@ class Attention(Passing):
     """Attention with heads, over edges that may have features."""
 
     _node_dim: ClassVar[int] = 0
-    _takes_static = False
+    _has_heads = True
     _shown = ("heads",)
 
     lin_edge: Linear | None
@@ -172,20 +172,6 @@ class Attention(Passing):
             check_counts(", or -1 for those of the first edge_attr", edge_dim=edge_dim)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.heads, self.concat, self.dropout, self.edge_dim = heads, concat, dropout, edge_dim
-
-    def _between_shares(self, ends: Ends) -> Ends:
-        """Return the ends with the graph of the entries here; refuse loops of a rectangular one."""
-        square = ends.shared is None or ends.shared.is_square
-        if not square and getattr(self, "add_self_loops", False):
-            raise UnsupportedError(
-                "add_self_loops is True beside a graph that processes share, whose sources are "
-                "other vertices than its targets: give add_self_loops=False."
-            )
-        return ends.local()
-
-    def _without_heads(self, y: Tensor) -> Tensor:
-        """Join heads, (n, heads, out_channels), side by side or by their mean."""
-        return y.flatten(1) if self.concat or self.heads == 1 else y.mean(1)
 
     def _mapped(self, layer: Module, x: Tensor, name: str) -> Tensor:
         """Map features to all heads, (n, heads, out_channels)."""

@@ -94,15 +94,14 @@ def _symmetric(
         weights = weights.float()
     wide = torch.float64 if weights is None else weights.dtype
 
-    def ones() -> Tensor:
-        return torch.ones(tensors.n_cols, 1, dtype=wide, device=tensors.device)
+    def constants() -> Tensor:
+        ones = torch.ones(tensors.n_cols, dtype=wide, device=tensors.device)
+        added = ones[: tensors.n_rows] if to_all else missing_loops(tensors).to(wide)
+        return torch.cat([ones, fill * added])
 
-    def added() -> Tensor:
-        own = ones()[: tensors.n_rows, 0] if to_all else missing_loops(tensors).to(wide)
-        return fill * own
-
-    column = tensors.cached(("ones", wide), ones)
-    own = tensors.cached(("added loops", wide, fill, to_all), added)
+    both = tensors.cached(("ones and added loops", wide, fill, to_all), constants)
+    ones, own = both.split_with_sizes([tensors.n_cols, tensors.n_rows])
+    column = ones[:, None]
     earlier = earlier_loops(tensors) if fill and not to_all else None
     with torch.autocast(tensors.kind, enabled=False):
         if earlier is not None:

@@ -53,8 +53,8 @@ class Passing(Module):
     #: Whether it takes several at once, and the others that PyG has.
     _takes_all: ClassVar[bool] = False
     _node_dim: ClassVar[int] = -2
-    #: Whether it takes features of several sets for one graph, (batch, n, feat).
-    _takes_static: ClassVar[bool] = True
+    #: Whether results have heads: features may not be static then, and the graph is that here.
+    _has_heads: ClassVar[bool] = False
     #: Options that PyG's ``repr`` shows beside the widths.
     _shown: ClassVar[tuple[str, ...]] = ()
     decomposed_layers: int = 1  # PyG's is a property
@@ -159,11 +159,16 @@ class Passing(Module):
 
     def _between(self, x: Any, edge_index: GraphLike, size: Any = None) -> Ends:
         """Check features of one or both ends, and the graph along which messages flow."""
-        if not self._takes_static and not (isinstance(x, Tensor) and x.dim() <= 2):
+        if self._has_heads and not (isinstance(x, Tensor) and x.dim() <= 2):
             refuse_static(x, self)
         ends = ends_of(x, edge_index, size)
-        if ends.shared is not None:
-            ends = self._between_shares(ends)
+        if self._has_heads and ends.shared is not None:
+            if not ends.shared.is_square and getattr(self, "add_self_loops", False):
+                raise UnsupportedError(
+                    "add_self_loops is True beside a graph that processes share, whose sources are "
+                    "other vertices than its targets: give add_self_loops=False."
+                )
+            ends = ends.local()
         if ends.graph is not edge_index:
             graph = self._valued(ends.graph, edge_index)
             ends = ends if graph is ends.graph else ends.along(graph)
@@ -175,10 +180,6 @@ class Passing(Module):
                 "edge_index.flip(0), and leave flow out."
             )
         return ends.along(self._turned(ends.graph, edge_index))
-
-    def _between_shares(self, ends: Ends) -> Ends:
-        """Return the ends of a graph that processes share, as the layer takes them."""
-        return ends
 
     def _valued(self, graph: GraphLike, edge_index: object) -> GraphLike:
         """Return the graph of ``edge_index`` with the values that PyG reads here.

@@ -219,7 +219,7 @@ class TransformerConv(Attention):
 
     def _with_own(self, y: Tensor, target: Tensor) -> Tensor:
         """Join the heads, and add the part of the targets' own features."""
-        y = self._without_heads(y)
+        y = y.flatten(1) if self.concat or self.heads == 1 else y.mean(1)
         if not self.root_weight:
             return y
         own = mapped(self.lin_skip, target, "x")

@@ -213,9 +213,8 @@ def test_factors_are_kept_with_the_graph_and_go_with_it():
     gradients(layer, x, graph)  # tensors born in inference mode could not take part
     parts = graph._slots.torch[0]._built.found
     assert sorted(map(str, parts)) == [
-        "('added loops', torch.float32, 1.0, False)",
         "('gcn', torch.float32)",
-        "('ones', torch.float32)",
+        "('ones and added loops', torch.float32, 1.0, False)",
         "earlier loops",
         "loops missing",
         "loops of rows",

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -377,13 +378,12 @@ class Watch:
 
     def _silent(self, limit: float) -> str:
         """Name the rank that has been silent longest, and longer than that."""
-        waiting = {r: rank.changed for r, rank in self._working().items() if r != self._place.rank}
-        if not waiting:
-            return ""
-        silence = time.monotonic() - min(waiting.values())
+        ranks = self._working().items()
+        signs = ((rank.changed, number) for number, rank in ranks if number != self._place.rank)
+        changed, number = min(signs, default=(inf, 0))
+        silence = time.monotonic() - changed
         if silence <= limit:
             return ""
-        number = min(waiting, key=waiting.__getitem__)
         return f"rank {number} is gone: no sign of it for {silence:.1f} s; {_AGAIN}"
 
     def _standing(self) -> str:

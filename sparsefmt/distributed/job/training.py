@@ -63,11 +63,7 @@ class Network(torch.nn.Module):
 
 
 class Training:
-    """A model, and what this rank has of the graph of a folder.
-
-    The group has as many ranks as there are parts, or fewer.  Raises what ``check_trainable`` and
-    ``read_part`` raise.
-    """
+    """A model, and what this rank has of the graph of a folder."""
 
     def __init__(
         self, partition: Partition, options: Options, group: Group, device: torch.device
@@ -100,11 +96,7 @@ class Training:
         )
 
     def run(self, show: Callable[[str], None] = lambda line: None) -> list[float]:
-        """Run the training to the last epoch; return the loss of each one that was run here.
-
-        Raises UnsupportedError if a loss is not finite; the checkpoint is then that of an earlier
-        epoch.
-        """
+        """Run the training to the last epoch; return the loss of each one that was run here."""
         losses: list[float] = []
         begin, epochs = self.resumed(show), self.options.epochs
         if begin >= epochs:
@@ -171,10 +163,7 @@ class Training:
             save_checkpoint(path, self.network, self.optimizer, epoch=epoch, facts=self.facts)
 
     def resumed(self, show: Callable[[str], None]) -> int:
-        """Read the checkpoint, if asked to and there is one; return the epochs that are done.
-
-        The first rank reads it, and sends it to the others.
-        """
+        """Read the checkpoint on the first rank, if asked to; return the epochs that are done."""
         path = self.options.checkpoint
         if not self.options.resume or path is None:
             return 0

@@ -12,6 +12,8 @@ import json
 import os
 import zlib
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial, reduce
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -231,12 +233,9 @@ def check_ranks(partition: Partition, ranks: int) -> None:
 
 def _joined(partition: Partition, name: str, parts: range) -> Array:
     """Read an array of several parts, the rows of each below those of the last."""
-    pieces = []
-    for part in parts:
-        tail = (partition.width,) if name == "features" else ()
-        rows = None if name in EDGES else partition.bounds[part + 1] - partition.bounds[part]
-        dtype = np.dtype(partition.dtypes[name])
-        pieces.append(load(partition, f"part{part}/{name}.npy", dtype, (rows, *tail)))
+    dtype, tail = np.dtype(partition.dtypes[name]), (partition.width,) * (name == "features")
+    sizes = [None if name in EDGES else b - a for a, b in pairwise(partition.bounds)]
+    pieces = [load(partition, f"part{p}/{name}.npy", dtype, (sizes[p], *tail)) for p in parts]
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
@@ -265,11 +264,9 @@ def load(
 
 def _crc(path: Path) -> int:
     """Compute the CRC-32 of a file."""
-    crc = 0
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            crc = zlib.crc32(block, crc)
-    return crc
+        blocks = iter(partial(file.read, _BLOCK), b"")
+        return reduce(lambda crc, block: zlib.crc32(block, crc), blocks, 0)
 
 
 # Sums that tell graphs apart, whatever the order of their edges and the parts they lie in.  They
