@@ -6,11 +6,11 @@ from weakref import ref
 
 import torch
 import torch.distributed as dist
-from dist_cases import FEAT, N, bounds_of, edges_of, here, numbers, worst
+from dist_cases import FEAT, N, bounds_of, edges_of, here, numbers, shared_out, worst
 from torch import Tensor
 
 from sparsefmt import Graph, nn
-from sparsefmt.autograd import spmm
+from sparsefmt.autograd import propagate, spmm
 from sparsefmt.distributed import (
     DistGraph,
     accuracy,
@@ -582,3 +582,19 @@ def repeated(group: Any) -> bool:
         y = dist_spmm(graph, x, weight, reduce="mean")
         found.append([y, *torch.autograd.grad(y.square().sum(), [x, weight])])
     return all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def weighted_propagation(group: Any) -> float:
+    """The largest difference from one process of a propagation with edge weights, and its bias."""
+    whole, bounds, rows, mine = shared_out(group, edges_of("random"), "balanced")
+    graph = DistGraph.of(whole, bounds, group)
+    x, weight = numbers(N, FEAT), numbers(whole.nnz)
+    scale, own, bias = numbers(N).abs(), numbers(N, 1), numbers(FEAT)
+    x[0], own[0] = torch.inf, 0  # a vertex without an own part: nothing of its own is added
+    parts = {"edge_weight": weight[mine], "bias": bias}
+    y = propagate(graph, x[rows], scale[rows], own[rows], **parts)
+    expected = propagate(whole, x, scale, own, edge_weight=weight, bias=bias)[rows]
+    finite = expected.isfinite()
+    assert finite.any()
+    assert torch.equal(finite, y.isfinite())
+    return worst([(y[finite], expected[finite])])

@@ -175,3 +175,7 @@ def test_layers_take_autocast(ranks, name):
 
 def test_products_and_gradients_are_the_same_at_each_call(ranks):
     assert ranks.run(4, exchange_cases.repeated) == [True] * 4
+
+
+def test_a_propagation_by_edge_weights_is_that_of_one_process(ranks):
+    assert max(ranks.run(3, exchange_cases.weighted_propagation)) < 1e-12
