@@ -319,7 +319,7 @@ def times_of(run: Callable[[], Any], like: Tensor) -> tuple[float, float]:
     start = time.perf_counter()
     total = sum(y.sum() for y in tree_leaves(run()) if isinstance(y, Tensor) and y.requires_grad)
     if isinstance(total, Tensor):
-        torch.autograd.grad(total, list(_sources(total)))
+        torch.autograd.grad(total, list(_sources(total)), retain_graph=True)
     host = time.perf_counter() - start
     if cuda:
         torch.cuda.synchronize(like.device)  # synchronize!

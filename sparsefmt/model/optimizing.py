@@ -308,6 +308,10 @@ def _calls(
         for name, layer in layers.items():
             setattr(layer, PLAN, partial(note, name))
         model(*inputs)
+    except RuntimeError as error:
+        if not torch.is_grad_enabled():
+            error.add_note("optimize ran the model without gradients: training=True asks for them.")
+        raise
     finally:
         for layer in layers.values():
             vars(layer).pop(PLAN, None)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from torch import Tensor
 from torch.nn import Module, ModuleList
 
 #: The base of PyG's layers, and of ours, of which PyG's is one once it is loaded.
@@ -41,6 +42,9 @@ def against_pyg_layer(layer: Module) -> str:
     on_steps = {name for name in vars(layer) if name.endswith("_hooks")} - vars(Module()).keys()
     if any(vars(layer)[name] for name in on_steps):
         return "it has hooks on its messages"
+    for name, value in vars(layer).items():
+        if isinstance(value, Tensor) and not name.startswith("_cached_"):
+            return f"its {name} is a tensor set by hand, no parameter or buffer"
     if kind.explain:
         return "its explanation is asked for"
     for name, module in layer.named_modules():
@@ -49,17 +53,20 @@ def against_pyg_layer(layer: Module) -> str:
         if not _is_of_pyg(module):
             return f"its {name} is a {type(module).__name__}, not what PyG puts there"
         if _is_hooked(module):
-            return f"its {name} has hooks, or a forward set by hand"
+            return f"its {name} has hooks, or a method set by hand"
     return ""
 
 
 def step_set_by_hand(layer: Module) -> str | None:
-    """Return the name of a step that stands on the layer itself, but for what PyG's setters put."""
+    """Return the name of a step that is not PyG's, on the layer or its class, or None."""
     kind, attributes = type(layer), vars(layer)
     own = getattr(kind, "_orig_propagate", None), getattr(kind, "_jinja_propagate", None)
     for step in _STEPS:
         value = attributes.get(step)
         if value is not None and getattr(value, "__func__", value) not in own:
+            return step
+        of_class = getattr(kind, step, None)
+        if of_class is not None and not of_class.__module__.startswith("torch_geometric."):
             return step
     return None
 
@@ -75,4 +82,5 @@ def _is_hooked(module: Module) -> bool:
     attributes = vars(module)
     hooks = [hook for name in _HOOKS for hook in attributes[name].values()]
     mine = (getattr(hook, "__self__", None) is module for hook in hooks)
-    return "forward" in attributes or not all(mine)
+    set_by_hand = (callable(getattr(type(module), name, None)) for name in attributes)
+    return any(set_by_hand) or not all(mine)

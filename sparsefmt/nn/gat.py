@@ -178,7 +178,8 @@ class GATConv(LoopedAttention):
     ) -> Tensor:
         """Aggregate features of sources for targets, join the heads and add the bias."""
         graph, options, edges = ends.graph, self._options(), None
-        if h is target:  # sources and targets are the same vertices
+        called = features is not None and read_map(self.lin_edge) is None
+        if h is target and not called:  # the same vertices, and loops mapped beside the edges
             own = None
             if features is not None:
                 parts = [self._loop_features(ends, features)] if self.add_self_loops else []

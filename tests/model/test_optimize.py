@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 from autograd_cases import make_graph  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.nn.utils import prune  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
 import sparsefmt  # noqa: E402
@@ -742,3 +743,27 @@ def test_a_model_without_such_layers_says_so():
     found = optimize(Written(), square(), x=features(6).float().detach(), steps=3)
     assert not found.layers
     assert "no layer of it can be planned" in found.explain()
+
+
+def test_a_layer_whose_vectors_are_computed_is_timed():
+    layer = GATConv(8, 8)
+    prune.random_unstructured(layer, "att_src", 0.5)
+    graph = make_graph(N, N, 120)
+    optimize(layer, graph, x=torch.randn(graph.n_cols, 8), training=True, mode="measure")
+
+
+def test_a_forward_that_differentiates_hears_of_training():
+    class Force(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = GCNConv(8, 1)
+
+        def forward(self, x, graph):
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.conv(x, graph).sum(), x)[0]
+
+    graph = make_graph(N, N, 120)
+    x = torch.randn(graph.n_cols, 8)
+    with pytest.raises(RuntimeError) as caught:
+        optimize(Force().eval(), graph, x=x)
+    assert "training=True" in caught.value.__notes__[0]

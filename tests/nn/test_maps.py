@@ -2,6 +2,8 @@
 
 from contextlib import nullcontext
 
+import copy
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -311,6 +313,19 @@ def test_autocast_takes_features_of_two_bytes_beside_parameters_of_four(
 STEPS = ("forward", "message", "aggregate", "update", "propagate", "edge_update", "aggr_module")
 
 
+@pytest.mark.parametrize("step", ["forward", "message"])
+def test_a_step_set_on_a_class_counts(monkeypatch, step):
+    monkeypatch.setattr(pyg.GCNConv, step, lambda self, x_j, edge_weight: 2 * x_j)
+    model = torch.nn.ModuleList([pyg.GCNConv(4, 4)])
+    assert f"its {step} has been set by hand" in nn.replace_layers(model).left["0"]
+
+
+def test_a_forward_set_on_all_linear_maps_runs(monkeypatch):
+    layer = nn.GCNConv(4, 4, bias=False)
+    monkeypatch.setattr(torch.nn.Linear, "forward", lambda self, x: torch.zeros(len(x), 4))
+    assert not layer(torch.ones(3, 4), torch.tensor([[0, 1], [1, 2]])).any()
+
+
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("name", ["GCNConv", "SAGEConv", "GINConv", "GATConv"])
 def test_a_step_set_on_an_instance_counts(name, step):
@@ -335,3 +350,14 @@ def test_a_step_set_on_an_instance_counts(name, step):
     if step != "forward":
         with pytest.raises(UnsupportedError, match=step):
             setattr(ours, step, pyg.MaxAggregation())
+
+
+def test_a_map_of_edges_is_called_once_for_edges_and_loops():
+    torch.manual_seed(0)
+    theirs, ours = (kind.GATConv(4, 2, edge_dim=3) for kind in (pyg, nn))
+    ours.load_state_dict(theirs.state_dict())
+    edges = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    theirs.lin_edge, ours.lin_edge = edges, copy.deepcopy(edges)
+    args = torch.randn(6, 4), torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 4]]), torch.randn(5, 3)
+    torch.testing.assert_close(ours(*args), theirs(*args))
+    assert ours.lin_edge[1].num_batches_tracked == 1

@@ -161,6 +161,18 @@ def set_by_hand(layer):
     return layer
 
 
+def with_sums_doubled(layer):
+    reduce = layer.aggr_module.reduce
+    layer.aggr_module.reduce = lambda *args, **options: 2 * reduce(*args, **options)
+    return layer
+
+
+def with_plain_bias(layer):
+    del layer.bias
+    layer.bias = torch.ones(8)
+    return layer
+
+
 def run(layer):
     layer(X.float(), INDEX)
     return layer
@@ -181,7 +193,15 @@ LEFT = {
         lambda: inside_hooked(pyg.GCNConv(-1, 8), "register_forward_pre_hook"),
         "its lin has hooks",
     ),
-    "by hand": (lambda: set_by_hand(pyg.GCNConv(6, 8)), "its lin has hooks, or a forward set"),
+    "by hand": (lambda: set_by_hand(pyg.GCNConv(6, 8)), "its lin has hooks, or a method set"),
+    "aggregation's method": (
+        lambda: with_sums_doubled(pyg.SAGEConv(6, 8)),
+        "its aggr_module has hooks, or a method set by hand",
+    ),
+    "plain bias": (
+        lambda: with_plain_bias(pyg.GCNConv(6, 8)),
+        "its bias is a tensor set by hand, no parameter or buffer",
+    ),
     "other module": (
         lambda: having(pyg.GCNConv(6, 8), "aggr_module", MinAggregation()),
         "its aggregation is 'add' but its aggr_module MinAggregation()",
