@@ -321,10 +321,9 @@ class DistGraph(Shared):
         self, x: Tensor, edge_weight: Tensor | None = None, *scales: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """Check features, edge values and scales, and cast them as autocast would."""
-        row_scale, col_scale = scales or (None, None)
-        checked_weights(self, x, edge_weight, "sum", row_scale, col_scale)
-        args = x, edge_weight, row_scale, col_scale
-        narrow, weight, rows, cols = library.narrowed(x.device.type, *args)
+        both = scales or (None, None)
+        checked_weights(self, x, edge_weight, "sum", *both)
+        narrow, weight, rows, cols = library.narrowed(x.device.type, x, edge_weight, *both)
         stays = edge_weight is None or not x.requires_grad
         return x if stays else narrow, weight, rows, cols
 
@@ -381,8 +380,7 @@ class DistGraph(Shared):
     def edges(self) -> tuple[Tensor, Tensor]:
         """Return the numbers of edges whose source is on this rank, and of those from the halo."""
         with torch.inference_mode(False):  # training may save them
-            own, rest = self._is_own.nonzero(), (~self._is_own).nonzero()  # synchronize!
-            return own[:, 0], rest[:, 0]
+            return self._is_own.nonzero()[:, 0], (~self._is_own).nonzero()[:, 0]  # synchronize!
 
     def split(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Split values of this rank's edges: those whose source it has, and the rest."""

@@ -161,10 +161,7 @@ class Gathered(NamedTuple):
 
 
 class Parcel(NamedTuple):
-    """Rows on their way: the memory of those that come, those that leave, and torch's work.
-
-    A GPU's stream waits for the work, the host goes on.
-    """
+    """Rows on their way: the memory of those that come, those that leave, and torch's work."""
 
     into: Tensor
     rows: Tensor
@@ -223,14 +220,15 @@ class _Entry:
     def __init__(self, x: Tensor, rows: Tensor) -> None:
         #: Empty once the tensor is gone.
         self.rows = alive = [rows]
-        self.tensor = ref(_base_of(x), lambda _: alive.clear())
-        self.view, self.state = _view_of(x), (x._version, x.data_ptr())
+        base, self.view = _identity(x)
+        self.tensor, self.state = ref(base, lambda _: alive.clear()), (x._version, x.data_ptr())
         self.stream: Any = torch.cuda.current_stream(rows.device) if rows.is_cuda else None
         self.made: Any = None if self.stream is None else self.stream.record_event()
 
     def is_of(self, x: Tensor) -> bool:
         """Return True if the rows are or were those of this tensor."""
-        return self.tensor() is _base_of(x) and self.view == _view_of(x)
+        base, view = _identity(x)
+        return self.tensor() is base and self.view == view
 
     def read(self) -> Tensor:
         """Return the rows to the current stream, which waits for the one that made them."""
@@ -243,14 +241,10 @@ class _Entry:
         return rows
 
 
-def _base_of(x: Tensor) -> Tensor:
-    """Return the tensor that lives as long as the memory of ``x`` is this one's."""
-    return x if x._base is None else x._base
-
-
-def _view_of(x: Tensor) -> tuple[Any, ...]:
-    """Return what tells views of one tensor apart."""
-    return x.storage_offset(), x.shape, x.stride(), x.dtype
+def _identity(x: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
+    """Return the tensor that owns the memory of ``x``, and what tells its views apart."""
+    base = x if x._base is None else x._base
+    return base, (x.storage_offset(), x.shape, x.stride(), x.dtype)
 
 
 @dataclass(eq=False)

@@ -240,10 +240,7 @@ def _multiplied(
 
 
 class _Product(Function):
-    """A product with constant factors, in one node: own features while those of the halo travel.
-
-    So in backward one kernel adds the gradients that return to those of own rows.
-    """
+    """A product with constant factors, whose backward adds returned gradients in one kernel."""
 
     @staticmethod
     def forward(ctx: Ctx, x: Tensor, graph: "DistGraph", *scales: Tensor | None) -> Tensor:

@@ -12,9 +12,10 @@ import train_cases
 from train_cases import COMMAND, options_of, write_parts
 
 from sparsefmt import errors
-from sparsefmt.distributed.job import train, training
+from sparsefmt.distributed import train
+from sparsefmt.distributed.job import training
 from sparsefmt.distributed.job.checkpoint import load_checkpoint, restore, save_checkpoint
-from sparsefmt.distributed.job.train import MODELS
+from sparsefmt.distributed.job.options import MODELS
 from sparsefmt.distributed.job.training import check_trainable
 from sparsefmt.distributed.parts.cutting import write_partition
 from sparsefmt.distributed.parts.files import read_part, read_partition

@@ -13,7 +13,7 @@ import pytest
 import torch
 from train_cases import COMMAND, write_parts
 
-from sparsefmt.distributed.job import train
+from sparsefmt.distributed import train
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -115,7 +115,8 @@ def test_a_killed_rank_is_named_and_fewer_ranks_go_on(folder, tmp_path, capsys, 
 
 HANGING = """
 import sys, time
-from sparsefmt.distributed.job import train, training
+from sparsefmt.distributed import train
+from sparsefmt.distributed.job import training
 
 training.save_checkpoint = lambda *args, epoch, **facts: epoch == 3 and time.sleep(600)
 sys.exit(train.main(sys.argv[1:]))

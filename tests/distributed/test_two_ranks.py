@@ -12,7 +12,7 @@ from dist_cases import GRAPHS
 from layer_cases import LAYERS
 from train_cases import write_parts
 
-from sparsefmt.distributed.job.train import MODELS
+from sparsefmt.distributed.job.options import MODELS
 
 BOUNDS = ("balanced", "one each", "all on the last")
 

@@ -11,7 +11,7 @@ from exchange_cases import said_of
 
 from sparsefmt import COO
 from sparsefmt.distributed.graph import DistGraph
-from sparsefmt.distributed.job.train import Options
+from sparsefmt.distributed.job.options import Options
 from sparsefmt.distributed.job.training import Training
 from sparsefmt.distributed.parts.cutting import write_partition
 from sparsefmt.distributed.parts.files import read_partition

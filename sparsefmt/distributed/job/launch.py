@@ -29,7 +29,7 @@ from ...errors import RankError, SparseFmtError, UnsupportedError
 from ..parts.cutting import version
 from ..parts.files import check_ranks, read_partition
 from .checkpoint import check_writable
-from .train import Options
+from .options import Options
 from .training import Training, check_trainable
 
 #: A store of torch.distributed, whose stubs leave them out.

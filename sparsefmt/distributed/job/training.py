@@ -21,7 +21,7 @@ from ..graph import DistGraph
 from ..loss import UNLABELLED, accuracy, broadcast_parameters, cross_entropy, sum_gradients
 from ..parts.files import Partition, read_part
 from .checkpoint import load_checkpoint, restore, save_checkpoint
-from .train import Options
+from .options import Options
 
 #: Columns of results for more would hardly fit; ids in the place of classes are meant.
 _MOST_CLASSES = 1 << 20

@@ -1,22 +1,13 @@
-"""``torchrun -m sparsefmt.distributed.train DIR``: train on a folder of parts, a rank a process.
-
-Without torchrun one process has all parts.  Exit codes: 0, done; 1, a rank failed or is gone; 2,
-bad options or input, or ranks that differ.
-"""
+"""Options of a training, and its command line.  Nothing here needs torch."""
 
 import argparse
-import os
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...errors import SparseFmtError
-
 #: Largest count of anything.
 _MOST = 2**31 - 1
-OK, BAD_INPUT, INTERRUPTED = 0, 2, 130
 MODELS = ("gcn", "sage", "gat", "maxk")
 
 
@@ -46,38 +37,15 @@ class Options:
         return {name: asdict(self)[name] for name in names}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a training with these arguments, by default ``sys.argv``'s; return the exit code."""
-    parser = _parser()
-    options = vars(parser.parse_args(arguments))
-    if options["resume"] and options["checkpoint"] is None:
-        parser.error("--resume goes on from a checkpoint: give --checkpoint FILE too")
-    folder, device, timeout = (options.pop(name) for name in ("folder", "device", "timeout"))
-    # Pages of its C++ frames, where a rank is gone, would bury the sentence that names it.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    try:
-        from .launch import run
-
-        run(folder, device, timeout, Options(**options))
-    except (SparseFmtError, MemoryError, OSError) as error:
-        where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
-        what = getattr(error, "strerror", None) or error
-        print("sparsefmt: error:", " ".join(f"{where}{what}".split()), file=sys.stderr)
-        return BAD_INPUT
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    return OK
-
-
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     """Build the parser of the command line, whose defaults are those of ``Options``."""
-    parser = argparse.ArgumentParser(
+    result = argparse.ArgumentParser(
         prog="sparsefmt.distributed.train",
         description="Train a graph neural network on a folder of sparsefmt partition.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
-    add = parser.add_argument
+    add = result.add_argument
     add("folder", metavar="DIR", type=Path, help="with features and labels")
     add("--model", choices=MODELS)
     add("--hidden", type=_count, help="width of hidden layers")
@@ -97,8 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     wait = "seconds without a sign of a rank, or without its progress, until all end"
     add("--timeout", type=_between(5.0, 86400.0), default=60.0, help=wait)
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.set_defaults(**vars(Options()))
-    return parser
+    result.set_defaults(**vars(Options()))
+    return result
 
 
 def _count(text: str) -> int:
