@@ -1,8 +1,7 @@
 """Laws of layers whose maps a user has exchanged: every map that is not plain is called."""
 
-from contextlib import nullcontext
-
 import copy
+from contextlib import nullcontext
 
 import pytest
 
@@ -315,8 +314,8 @@ STEPS = ("forward", "message", "aggregate", "update", "propagate", "edge_update"
 
 @pytest.mark.parametrize("step", ["forward", "message"])
 def test_a_step_set_on_a_class_counts(monkeypatch, step):
-    monkeypatch.setattr(pyg.GCNConv, step, lambda self, x_j, edge_weight: 2 * x_j)
     model = torch.nn.ModuleList([pyg.GCNConv(4, 4)])
+    monkeypatch.setattr(pyg.GCNConv, step, lambda self, x_j, edge_weight: 2 * x_j)
     assert f"its {step} has been set by hand" in nn.replace_layers(model).left["0"]
 
 
