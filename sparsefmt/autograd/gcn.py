@@ -91,7 +91,7 @@ def gcn_norm(
             "many columns as rows."
         )
     values = _checked_values(edge_weight, tensors)
-    out: Tensor = taped(_GcnNorm, _norm, (values,), tensors, self_loops)
+    out = taped(_GcnNorm, _norm, (values,), tensors, self_loops)
     if not self_loops:
         return cast(Graph, graph), in_own_order(tensors, out)
     if not isinstance(graph, Graph):

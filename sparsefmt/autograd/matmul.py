@@ -21,7 +21,7 @@ from ..ops.matmul.api import REDUCTIONS, summed
 from .engine import checks as _check
 from .engine.library import LibraryOp
 from .engine.recording import Ctx, apart, once, recorded, taped
-from .tensors.order import in_csr_order, in_own_order
+from .tensors.order import in_csr_order
 from .tensors.prepare import GraphLike, tensors_of
 from .tensors.shared import Shared
 from .tensors.tensors import GraphTensors, Side
@@ -132,18 +132,12 @@ def operands(
     row_scale: Tensor | None = None,
     col_scale: Tensor | None = None,
 ) -> Operands:
-    """Check the operands of ``spmm``, and cast them as autocast would.
-
-    Without ``edge_weight`` the values are the graph's own; they stay in the user's order.
-    """
+    """Check the operands of ``spmm``, and cast them as autocast would; values keep their order."""
     if isinstance(graph, Shared) and graph.whole is None:
         return graph.operands(x, edge_weight, row_scale, col_scale)
-    tensors = tensors_of(graph, x)
     args = {"edge_weight": edge_weight, "row_scale": row_scale, "col_scale": col_scale}
-    _, x, values, r, c = bind(SPMM_ARG.row, tensors, x=x, **args)
-    if edge_weight is None and values is not None:
-        values = in_own_order(tensors, values)
-    return x, values, r, c
+    _, x, values, r, c = bind(SPMM_ARG.row, tensors_of(graph, x), x=x, **args)
+    return x, None if edge_weight is None else values, r, c
 
 
 def csr_operands(
@@ -154,7 +148,7 @@ def csr_operands(
     col_scale: Tensor | None = None,
     row: Op = SPMM_ARG.row,
 ) -> Operands:
-    """Check and cast as ``operands``, by a row of the table, and move the values to CSR order."""
+    """Check and cast operands by a row of the table, and move the values to CSR order."""
     args = {"edge_weight": edge_weight, "row_scale": row_scale, "col_scale": col_scale}
     _, x, values, r, c = bind(row, tensors, x=x, **args)
     moves = edge_weight is not None and tensors.order is not None
@@ -165,13 +159,11 @@ def check_scales(
     tensors: GraphTensors, x: Tensor, row_scale: Tensor | None, col_scale: Tensor | None
 ) -> None:
     """Check for one factor for each row and column, in the dtype of the features."""
-    rows, columns = (
-        ("row_scale", row_scale, tensors.n_rows),
-        ("col_scale", col_scale, tensors.n_cols),
-    )
-    for (name, scale, n), what in ((rows, "rows"), (columns, "columns")):
+    rows = "row_scale", row_scale, tensors.n_rows, "rows"
+    columns = "col_scale", col_scale, tensors.n_cols, "columns"
+    for name, scale, length, what in (rows, columns):
         if scale is not None:
-            _check.vector(name, scale, length=n, what=what, x=x, graph=tensors)
+            _check.vector(name, scale, length=length, what=what, x=x, graph=tensors)
 
 
 def multiply(
@@ -384,9 +376,7 @@ def dot_products(
     """Compute ``r[i] c[j] <x[i], y[j]>`` at the entries, differentiably; nothing is checked."""
     if recorded(r, c):
         return scaled(tensors, False, dot_products(tensors, x, y), r, c)
-    inputs = x, y, r, c
-    out: Tensor = taped(_Sddmm, _dot_products, inputs, tensors)
-    return out
+    return taped(_Sddmm, _dot_products, (x, y, r, c), tensors)
 
 
 def _dot_products(
@@ -404,8 +394,7 @@ class _Sddmm(Function):
         *scales, ctx.tensors = args
         needs = ctx.needs_input_grad
         ctx.save_for_backward(x if needs[1] else None, y if needs[0] else None, *scales)
-        out: Tensor = SDDMM(ctx.tensors.rows, x, y, *scales)
-        return out
+        return _dot_products(x, y, *args)
 
     @staticmethod
     def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:

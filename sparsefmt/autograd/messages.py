@@ -171,17 +171,14 @@ def aggregated(
     reduce: str = "sum",
 ) -> Tensor:
     """Aggregate messages along the graph or its transpose, differentiably."""
-    constants = tensors, transposed, message, reduce
-    out: Tensor = taped(_Aggregate, _aggregated, (x, edges), *constants)
-    return out
+    return taped(_Aggregate, _aggregated, (x, edges), tensors, transposed, message, reduce)
 
 
 def combined(
     tensors: GraphTensors, transposed: bool, left: Tensor, right: Tensor | None, op: str
 ) -> Tensor:
     """Combine at the entries of the graph or its transpose, differentiably."""
-    out: Tensor = taped(_Combine, _combined, (left, right), tensors, transposed, op)
-    return out
+    return taped(_Combine, _combined, (left, right), tensors, transposed, op)
 
 
 def _aggregated(

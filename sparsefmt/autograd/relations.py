@@ -118,8 +118,7 @@ def _related(
     groups = groups_of(graph, edge_type, grouping, x if by_ids else None)
     if by_ids or not summed:
         return _unmapped(x, weight, own, graph, groups, reduce)
-    out: Tensor = taped(_Relational, _summed, (x, weight, own), graph, groups, reduce)
-    return out
+    return taped(_Relational, _summed, (x, weight, own), graph, groups, reduce)
 
 
 _related_outside: Any = untraced(_related)

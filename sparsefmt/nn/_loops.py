@@ -219,8 +219,7 @@ def as_operands(
     ):
         return x, edge_weight
     check_edge_weight(edge_weight, tensors)
-    x, values, _, _ = operands(graph, x, edge_weight)
-    return x, None if edge_weight is None else values
+    return operands(graph, x, edge_weight)[:2]
 
 
 def gets_all_loops(edge_index: object) -> bool:
