@@ -20,6 +20,7 @@ from ..graph.graph import Graph
 from . import attention
 from .cbsr import choose_features, spgemm, to_dense
 from .engine import checks, library
+from .engine.memory import sums_dtype
 from .engine.precision import bf16_is_allowed
 from .engine.recording import Ctx, recorded, taped
 from .matmul import SPMM, aggregated, csr_operands, multiply
@@ -194,13 +195,12 @@ def _add_own(
 _TENSORS = (Tensor, Parameter)
 
 
-def is_plain(graph: object, x: Any, weight: Any, *others: Tensor | None) -> bool:
+def is_plain(graph: object, x: Any, weight: Any, *parameters: Tensor | None) -> bool:
     """Return True if a layer may run as one node, as most calls in eager mode may.
 
-    That is for plain tensors, ``x`` of shape (n, in_channels) and parameters ``weight``, of shape
-    (out_channels, in_channels) or (1,), and ``others``, of its dtype and device; and for a square
-    graph there, without values or with those of that dtype.  False for everything else, wrong or
-    not, within autocast, ``torch.compile``, ``torch.func`` and forward mode.
+    That is for tensors of one dtype and device, of no subclass: ``x`` (n, in_channels), ``weight``
+    (out_channels, in_channels) or (1,), and ``parameters``; for a square graph there, without
+    values or with those of that dtype; and outside autocast, transforms and ``torch.compile``.
     """
     if (
         torch.compiler.is_compiling()
@@ -213,7 +213,7 @@ def is_plain(graph: object, x: Any, weight: Any, *others: Tensor | None) -> bool
     ):
         return False
     dtype, device = x.dtype, x.device
-    for tensor in (x, weight, *others):
+    for tensor in (x, weight, *parameters):
         if tensor is not None and not (
             type(tensor) in _TENSORS
             and tensor.dtype is dtype
@@ -235,10 +235,7 @@ def is_plain(graph: object, x: Any, weight: Any, *others: Tensor | None) -> bool
 
 
 def applied(function: type[Function], *args: Any) -> Tensor:
-    """Apply a function in a call that ``is_plain``, for which torch's own ``apply`` does no more.
-
-    That looks at each argument for a wrapper that a transform has left behind.
-    """
+    """Apply a function to tensors that no transform has left behind, which torch looks for."""
     out: Tensor = super(Function, function).apply(*args)  # type: ignore[misc]
     return out
 
@@ -316,8 +313,7 @@ def gin_convolution(
 ) -> Tensor:
     """Run GIN's convolution of a call that ``is_plain``: ``((1 + eps) x + A x) W + b``.
 
-    ``eps`` is a constant of shape (1,), and ``weight`` is ``W`` transposed.  The map comes first
-    where fewer bytes are gathered so, as in ``sage_convolution``.
+    ``eps`` is a constant of shape (1,), and ``weight`` is ``W`` transposed.
     """
     if not maps_first(*weight.shape[::-1], gradient=x.requires_grad):
         return linear(propagated(graph, x, None, eps, one_more=True), weight, bias)
@@ -399,7 +395,7 @@ class _Sage(Function):
             if again:
                 dx = _mean_back(tensors, of_means) + own
             else:
-                scales = None, tensors.rows.inverse_degree_beside(grad)
+                scales = None, tensors.rows.inverse_degree(sums_dtype(grad))
                 dx = _add_own(tensors, True, of_means, tensors.csr_values, scales, "sum", own)
         if of_weight or of_own:
             args = x, tensors.csr_values, None, None, "mean"
@@ -410,7 +406,7 @@ class _Sage(Function):
 
 def _mean_back(tensors: GraphTensors, grad: Tensor) -> Tensor:
     """Return the gradient of the features of a mean, differentiably."""
-    scale = tensors.rows.inverse_degree_beside(grad)
+    scale = tensors.rows.inverse_degree(sums_dtype(grad))
     return multiply(tensors, True, grad, tensors.csr_values, None, scale)
 
 

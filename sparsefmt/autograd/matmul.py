@@ -21,7 +21,7 @@ from ..ops.matmul.api import REDUCTIONS, summed
 from .engine import checks as _check
 from .engine.library import LibraryOp
 from .engine.recording import Ctx, apart, once, recorded, taped
-from .tensors.order import in_csr_order
+from .tensors.order import in_csr_order, in_own_order
 from .tensors.prepare import GraphLike, tensors_of
 from .tensors.shared import Shared
 from .tensors.tensors import GraphTensors, Side
@@ -132,12 +132,16 @@ def operands(
     row_scale: Tensor | None = None,
     col_scale: Tensor | None = None,
 ) -> Operands:
-    """Check the operands of ``spmm``, and cast them as autocast would; values keep their order."""
+    """Check the operands of ``spmm``, and cast them as autocast would.
+
+    Without ``edge_weight`` the values are the graph's own; they stay in the user's order.
+    """
     if isinstance(graph, Shared) and graph.whole is None:
         return graph.operands(x, edge_weight, row_scale, col_scale)
+    tensors = tensors_of(graph, x)
     args = {"edge_weight": edge_weight, "row_scale": row_scale, "col_scale": col_scale}
-    _, x, values, r, c = bind(SPMM_ARG.row, tensors_of(graph, x), x=x, **args)
-    return x, None if edge_weight is None else values, r, c
+    _, x, values, r, c = bind(SPMM_ARG.row, tensors, x=x, **args)
+    return x, in_own_order(tensors, values) if edge_weight is None else values, r, c
 
 
 def csr_operands(
@@ -284,24 +288,18 @@ class _SpmmArg(Function):
 
 
 class Factors(NamedTuple):
-    """What multiplies at an entry: its value, and the scales of its row and column.
-
-    ``rows`` is divided by the number of the row's entries for a mean, and ``inverse`` is 1 over it.
-    """
+    """What multiplies at an entry: its value, and the scales of its row and column."""
 
     values: Tensor | None
-    rows: Tensor | None
+    rows: Tensor | None  #: for a mean divided by the number of the row's entries
     cols: Tensor | None
-    inverse: Tensor | None
+    inverse: Tensor | None  #: 1 over that number
 
 
 def restored(
     ctx: Ctx, saved: Any, grad: Tensor, tensors: GraphTensors, transposed: bool = False
 ) -> tuple[Any, Tensor, Factors]:
-    """Return features, the gradient of the result and the factors in backward's dtypes.
-
-    ``saved`` are features, values and both scales; inputs 1 to 3 are the last three.
-    """
+    """Return features, gradient and factors in backward's dtypes; ``saved`` are inputs 0 to 3."""
     wide = torch.float32 if grad.dtype.itemsize == 2 else grad.dtype
     inputs = *saved, grad
     # Sums over rows, for the scales, are not made of values that have been rounded to 2 bytes.

@@ -19,6 +19,7 @@ from .edges import sddmm
 from .engine import checks as _check
 from .engine import library
 from .engine.library import LibraryOp
+from .engine.memory import sums_dtype
 from .engine.recording import Ctx, recorded, taped
 from .matmul import multiply
 from .tensors.prepare import GraphLike, tensors_of
@@ -221,7 +222,7 @@ class _Aggregate(Function):
     def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         tensors, scale = ctx.tensors.current(), None
         if ctx.reduce == "mean":
-            scale = tensors.side(ctx.transposed).inverse_degree_beside(grad)
+            scale = tensors.side(ctx.transposed).inverse_degree(sums_dtype(grad))
         compute = _recorded_gradients if recorded(*ctx.saved_tensors, grad) else _gradients
         return *compute(ctx, tensors, grad, scale), None, None, None, None
 

@@ -219,7 +219,8 @@ def as_operands(
     ):
         return x, edge_weight
     check_edge_weight(edge_weight, tensors)
-    return operands(graph, x, edge_weight)[:2]
+    x, values, _, _ = operands(graph, x, edge_weight)
+    return x, None if edge_weight is None else values
 
 
 def gets_all_loops(edge_index: object) -> bool:
