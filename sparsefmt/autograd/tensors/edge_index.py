@@ -146,12 +146,10 @@ def as_graph(
         if name:
             raise wrong_graph(edge_index, name)
         return edge_index
-    n_cols = _length(of_columns)
-    n_rows = n_cols if of_rows is None else _length(of_rows)
-    if size is not None:
-        n_cols = n_cols if size[0] is None else size[0]
-        n_rows = n_cols if of_rows is None else n_rows
-        n_rows = n_rows if size[1] is None else size[1]
+    n_cols, n_rows = size or (None, None)
+    n_cols = _length(of_columns) if n_cols is None else n_cols
+    if n_rows is None:
+        n_rows = n_cols if of_rows is None else _length(of_rows)
     run = _graph_of_outside if torch.compiler.is_compiling() else _graph_of
     return run(edge_index, (n_cols, n_rows), of_edges)
 

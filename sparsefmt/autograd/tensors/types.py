@@ -134,19 +134,14 @@ def _make(
 
 def _own_types(values: Array | None) -> Tensor:
     """Convert the values of a graph to types of its edges."""
-    if values is None:
+    numbers = None if values is None else to_tensor(values)
+    if numbers is None or not bool((numbers.long() == numbers).all()):  # synchronize!
+        none, wrong = " has no values that could be types", "'s own values are no integers"
+        wrong = none if numbers is None else wrong
         raise DtypeError(
-            "edge_type is None and the graph has no values that could be types: give edge_type, an "
-            "integer for each edge."
+            f"edge_type is None and the graph{wrong}: give edge_type, an integer for each edge."
         )
-    floats = to_tensor(values)
-    types = floats.long()
-    if not bool((types == floats).all()):  # synchronize!
-        raise DtypeError(
-            "edge_type is None and the graph's own values are no integers: give edge_type, an "
-            "integer for each edge."
-        )
-    return types
+    return numbers.long()
 
 
 def _check_range(name: str, numbers: Tensor, count: int, what: str) -> None:
