@@ -46,8 +46,7 @@ _MODULES = {
 _LEAVING = {
     "cbsr": "features_to_keep",
     "gcn": "unit_scales",
-    "layers": "gat_convolution gcn_convolution gin_convolution sage_convolution is_plain "
-    "propagated",
+    "layers": "gat_convolution gin_convolution sage_convolution is_plain propagated",
     "matmul": "operands",
     "sampling": "checked_strategy sample_width",
     "tensors.edge_index": "turned",

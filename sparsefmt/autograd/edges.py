@@ -79,8 +79,7 @@ def edge_softmax(graph: GraphLike, scores: Tensor) -> Tensor:
     tensors = tensors_of(graph)
     _, scores = bind(EDGE_SOFTMAX.row, tensors, scores=scores)
     ordered = in_csr_order(tensors, scores)
-    out: Tensor = taped(_EdgeSoftmax, _softmax, (ordered,), tensors)
-    return in_own_order(tensors, out)
+    return in_own_order(tensors, taped(_EdgeSoftmax, _softmax, (ordered,), tensors))
 
 
 def _softmax(scores: Tensor, tensors: GraphTensors) -> Tensor:

@@ -91,7 +91,7 @@ def gcn_norm(
             "many columns as rows."
         )
     values = _checked_values(edge_weight, tensors)
-    out: Tensor = taped(_GcnNorm, _norm, (values,), tensors, self_loops)
+    out = taped(_GcnNorm, _norm, (values,), tensors, self_loops)
     if not self_loops:
         return cast(Graph, graph), in_own_order(tensors, out)
     if not isinstance(graph, Graph):
@@ -104,11 +104,10 @@ def gcn_norm(
 
 
 def unit_scales(graph: GraphLike, dtype: torch.dtype) -> Tensor | None:
-    """Compute GCN's factors of an unweighted graph on a GPU: (2, n), in float64 before the cast.
+    """Compute GCN's factors of an unweighted graph on a GPU: (2, n), None where there is no kernel.
 
     ``d[i]^-1/2`` and ``own[i] / d[i]``, where ``d[i]`` is the number of entries of row i and
-    ``own[i]``, which is 1 less the loops of the row: one of them counts, stored or not.  None if
-    there is no such kernel: for weighted graphs, on the CPU and while ``torch.compile`` traces.
+    ``own[i]``, which is 1 less the loops of the row.  In float64 before the cast.
     """
     tensors = tensors_of(graph)
     S = tensors.rows.structure
@@ -133,17 +132,14 @@ def _checked_values(edge_weight: Tensor | None, graph: GraphTensors) -> Tensor |
     return in_csr_order(graph, cast(Tensor, values))
 
 
-def _make_loops(graph: Graph) -> None:
-    """Make the structure with the loops, if it is missing."""
-    places, at = graph._slots.looped, 1 if graph._flipped else 0
-    with graph._built.lock:
-        if places[at] is None:
-            csr = ops.gcn_norm(graph.csr.with_data(None)).with_data(None)
-            finish(csr.indptr)  # synchronize!
-            places[at] = Graph(csr)
+def _with_loops(graph: Graph) -> Graph:
+    """Make the structure with the loops."""
+    csr = ops.gcn_norm(graph.csr.with_data(None)).with_data(None)
+    finish(csr.indptr)  # synchronize!
+    return Graph(csr)
 
 
-slot("looped", _make_loops, structural=True)
+slot("looped", _with_loops, structural=True)
 
 
 def _norm(values: Tensor | None, tensors: GraphTensors, loops: bool) -> Tensor:

@@ -6,7 +6,7 @@ but whether a call is one that a node serves, ``is_plain``: those that are not g
 are checked there.  Gradients are differentiable any number of times, that of attention once.
 """
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from ..graph.graph import Graph
 from . import attention
 from .cbsr import choose_features, spgemm, to_dense
 from .engine import checks, library
+from .engine.memory import sums_dtype
 from .engine.precision import bf16_is_allowed
 from .engine.recording import Ctx, recorded, taped
 from .matmul import SPMM, aggregated, csr_operands, multiply
@@ -167,25 +168,22 @@ def propagate(
     own = own.expand(tensors.n_rows, 1)
     own = (own if without is None else own.masked_fill(without, 0)).reshape(-1)
     args = scale, own, tensors, False, False, None if own_values else values
-    out: Tensor = taped(_Propagated, _sum_of_maps, (x, None, bias), *args)
-    return out
+    return taped(_Propagated, _sum_of_maps, (x, None, bias), *args)
 
 
 def _add_own(
     tensors: GraphTensors,
     transposed: bool,
     x: Tensor,
-    row_scale: Tensor | None,
-    col_scale: Tensor | None,
+    values: Tensor | None,
+    scales: tuple[Tensor | None, Tensor | None],
     reduce: str,
     *own_part: Any,
-    values: Tensor | None = None,
 ) -> Tensor:
     """Multiply and add each row's own part in one kernel, without autograd."""
     side = tensors.columns if transposed else tensors.rows
-    values = tensors.csr_values if values is None else values
     perm = None if values is None else side.perm
-    y: Tensor = SPMM(side, x, values, perm, row_scale, col_scale, reduce, *own_part)
+    y: Tensor = SPMM(side, x, values, perm, *scales, reduce, *own_part)
     return y
 
 
@@ -194,13 +192,12 @@ def _add_own(
 _TENSORS = (Tensor, Parameter)
 
 
-def is_plain(graph: object, x: Any, weight: Any, *others: Tensor | None) -> bool:
+def is_plain(graph: object, x: Any, weight: Any, *parameters: Tensor | None) -> bool:
     """Return True if a layer may run as one node, as most calls in eager mode may.
 
-    That is for plain tensors, ``x`` of shape (n, in_channels) and parameters ``weight``, of shape
-    (out_channels, in_channels) or (1,), and ``others``, of its dtype and device; and for a square
-    graph there, without values or with those of that dtype.  False for everything else, wrong or
-    not, within autocast, ``torch.compile``, ``torch.func`` and forward mode.
+    That is for tensors of one dtype and device, of no subclass: ``x`` (n, in_channels), ``weight``
+    (out_channels, in_channels) or (1,), and ``parameters``; for a square graph there, without
+    values or with those of that dtype; and outside autocast, transforms and ``torch.compile``.
     """
     if (
         torch.compiler.is_compiling()
@@ -210,17 +207,15 @@ def is_plain(graph: object, x: Any, weight: Any, *others: Tensor | None) -> bool
         or x.dim() != 2
         or forward_ad._current_level >= 0
         or maybe_current_level() is not None
-        or is_functorch_wrapped_tensor(x)  # left behind by a transform
-        or is_functorch_wrapped_tensor(weight)
     ):
         return False
     dtype, device = x.dtype, x.device
-    for other in others:
-        if other is not None and not (
-            type(other) in _TENSORS
-            and other.dtype is dtype
-            and other.device == device
-            and not is_functorch_wrapped_tensor(other)
+    for tensor in (x, weight, *parameters):
+        if tensor is not None and not (
+            type(tensor) in _TENSORS
+            and tensor.dtype is dtype
+            and tensor.device == device
+            and not is_functorch_wrapped_tensor(tensor)  # left behind by a transform
         ):
             return False
     tensors = tensors_of(graph)
@@ -228,9 +223,8 @@ def is_plain(graph: object, x: Any, weight: Any, *others: Tensor | None) -> bool
     return (
         x.shape[0] == tensors.n_rows == tensors.n_cols
         and (weight.dim() == 1 or x.shape[1] == weight.shape[1])
-        and dtype is weight.dtype
         and dtype in checks.FLOATING
-        and device == tensors.device == weight.device
+        and device == tensors.device
         and x.layout is torch.strided
         and (values is None or values.dtype is dtype)
         and not torch.is_autocast_enabled(tensors.kind)
@@ -238,10 +232,7 @@ def is_plain(graph: object, x: Any, weight: Any, *others: Tensor | None) -> bool
 
 
 def applied(function: type[Function], *args: Any) -> Tensor:
-    """Apply a function in a call that ``is_plain``, for which torch's own ``apply`` does no more.
-
-    That looks at each argument for a wrapper that a transform has left behind.
-    """
+    """Apply a function to tensors that no transform has left behind, which torch looks for."""
     out: Tensor = super(Function, function).apply(*args)  # type: ignore[misc]
     return out
 
@@ -253,32 +244,26 @@ def propagated(
     own: Tensor,
     bias: Tensor | None = None,
     *,
+    weight: Tensor | None = None,
     one_more: bool = False,
 ) -> Tensor:
-    """Compute ``propagate`` of a call that ``is_plain``, without a scale if there is none.
+    """Compute ``propagate`` of ``x``, or of ``x W``, in a call that ``is_plain``.
 
-    ``own`` has shape (n,); with ``one_more`` it has one value, and ``1 + own[0]`` is the factor of
-    all.  Where a factor is 0 own features add nothing, even if they are Inf or NaN.
+    ``weight`` is ``W`` transposed, (out_channels, in_channels).  ``own`` has shape (n,); with
+    ``one_more`` it has one value, and ``1 + own[0]`` is the factor of all.  Where a factor is 0 own
+    features add nothing, even if they are Inf or NaN.  ``scale`` may be None, for ones.
     """
-    return _propagated(tensors_of(graph), x, None, bias, scale, own, one_more)
+    return _propagated((x, weight, bias), scale, own, tensors_of(graph), one_more, False, None)
 
 
-def _propagated(
-    tensors: GraphTensors,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    scale: Tensor | None,
-    own: Tensor,
-    one_more: bool,
-    transposed: bool = False,
-    values: Tensor | None = None,
-) -> Tensor:
+_Maps: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None]  # features, weight and bias
+
+
+def _propagated(inputs: _Maps, *constants: Any) -> Tensor:
     """Propagate ``x W``, or ``x`` if there is no weight, by the graph or its transpose."""
-    constants = scale, own, tensors, one_more, transposed, values
-    if recorded(x, weight, bias):  # which refuses a backward pass within vmap
-        return applied(_Propagated, x, weight, bias, *constants)
-    return _sum_of_maps(x, weight, bias, *constants)
+    if recorded(*inputs):  # which refuses a backward pass within vmap
+        return applied(_Propagated, *inputs, *constants)
+    return _sum_of_maps(*inputs, *constants)
 
 
 def _sum_of_maps(
@@ -287,22 +272,24 @@ def _sum_of_maps(
     bias: Tensor | None,
     scale: Tensor | None,
     own: Tensor,
-    *options: Any,
+    tensors: GraphTensors,
+    one_more: bool,
+    transposed: bool,
+    values: Tensor | None,
 ) -> Tensor:
-    tensors, one_more, transposed, values = options
+    """Compute what ``propagated`` does, without autograd."""
     h = x if weight is None else linear(x, weight)
+    values = tensors.csr_values if values is None else values
     own_part = h, own, one_more, bias
-    return _add_own(tensors, transposed, h, scale, scale, "sum", *own_part, values=values)
+    return _add_own(tensors, transposed, h, values, (scale, scale), "sum", *own_part)
 
 
 class _Propagated(Function):
     @staticmethod
-    def forward(
-        ctx: Ctx, x: Tensor, weight: Tensor | None, bias: Tensor | None, *constants: Any
-    ) -> Tensor:
-        scale, own, ctx.tensors, ctx.one_more, ctx.transposed, values = constants
+    def forward(ctx: Ctx, x: Tensor, weight: Tensor | None, *args: Any) -> Tensor:
+        _, scale, own, ctx.tensors, ctx.one_more, ctx.transposed, values = args
         ctx.save_for_backward(None if weight is None else x, weight, scale, own, values)
-        return _sum_of_maps(x, weight, bias, *constants)
+        return _sum_of_maps(x, weight, *args)
 
     @staticmethod
     def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -310,22 +297,12 @@ class _Propagated(Function):
         of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
         dx = dw = None
         if of_x or of_weight:
-            constants = scale, own, ctx.one_more, not ctx.transposed, values
-            dx = _propagated(ctx.tensors.current(), grad, None, None, *constants)
+            constants = scale, own, ctx.tensors.current(), ctx.one_more, not ctx.transposed, values
+            dx = _propagated((grad, None, None), *constants)
             if weight is not None:
                 dw = torch.mm(dx.t(), x) if of_weight else None
                 dx = torch.mm(dx, weight) if of_x else None
         return dx, dw, grad.sum(0) if of_bias else None, *(None,) * 6
-
-
-def gcn_convolution(
-    graph: GraphLike, x: Tensor, weight: Tensor, scale: Tensor, own: Tensor, bias: Tensor | None
-) -> Tensor:
-    """Run GCN's convolution of a call that ``is_plain``: ``propagated`` of ``x W``.
-
-    ``weight`` is ``W`` transposed, (out_channels, in_channels).
-    """
-    return _propagated(tensors_of(graph), x, weight, bias, scale, own, False)
 
 
 def gin_convolution(
@@ -333,12 +310,11 @@ def gin_convolution(
 ) -> Tensor:
     """Run GIN's convolution of a call that ``is_plain``: ``((1 + eps) x + A x) W + b``.
 
-    ``eps`` is a constant of shape (1,), and ``weight`` is ``W`` transposed.  The map comes first
-    where fewer bytes are gathered so, as in ``sage_convolution``.
+    ``eps`` is a constant of shape (1,), and ``weight`` is ``W`` transposed.
     """
     if not maps_first(*weight.shape[::-1], gradient=x.requires_grad):
         return linear(propagated(graph, x, None, eps, one_more=True), weight, bias)
-    return _propagated(tensors_of(graph), x, weight, bias, None, eps, True)
+    return propagated(graph, x, None, eps, bias, weight=weight, one_more=True)
 
 
 def maps_first(width: int, out_width: int, *, gradient: bool) -> bool:
@@ -383,7 +359,8 @@ def _sage(
         maps = torch.cat([weight, own_weight])
         h, own = linear(x, maps).split_with_sizes([feat, feat], 1)
         own_part = own, None, False, bias
-        return _add_own(tensors, False, h, None, None, "mean", *own_part), maps
+        args = tensors.csr_values, (None, None), "mean", *own_part
+        return _add_own(tensors, False, h, *args), maps
     means = aggregated(tensors.rows, x, tensors.csr_values, None, None, "mean")
     return linear(means, weight, bias).addmm_(x, own_weight.t()), means
 
@@ -415,8 +392,8 @@ class _Sage(Function):
             if again:
                 dx = _mean_back(tensors, of_means) + own
             else:
-                scales = None, tensors.rows.inverse_degree_beside(grad)
-                dx = _add_own(tensors, True, of_means, *scales, "sum", own)
+                scales = None, tensors.rows.inverse_degree(sums_dtype(grad))
+                dx = _add_own(tensors, True, of_means, tensors.csr_values, scales, "sum", own)
         if of_weight or of_own:
             args = x, tensors.csr_values, None, None, "mean"
             means = multiply(tensors, False, *args) if again else saved
@@ -426,7 +403,7 @@ class _Sage(Function):
 
 def _mean_back(tensors: GraphTensors, grad: Tensor) -> Tensor:
     """Return the gradient of the features of a mean, differentiably."""
-    scale = tensors.rows.inverse_degree_beside(grad)
+    scale = tensors.rows.inverse_degree(sums_dtype(grad))
     return multiply(tensors, True, grad, tensors.csr_values, None, scale)
 
 

@@ -141,9 +141,7 @@ def operands(
     tensors = tensors_of(graph, x)
     args = {"edge_weight": edge_weight, "row_scale": row_scale, "col_scale": col_scale}
     _, x, values, r, c = bind(SPMM_ARG.row, tensors, x=x, **args)
-    if edge_weight is None and values is not None:
-        values = in_own_order(tensors, values)
-    return x, values, r, c
+    return x, in_own_order(tensors, values) if edge_weight is None else values, r, c
 
 
 def csr_operands(
@@ -154,7 +152,7 @@ def csr_operands(
     col_scale: Tensor | None = None,
     row: Op = SPMM_ARG.row,
 ) -> Operands:
-    """Check and cast as ``operands``, by a row of the table, and move the values to CSR order."""
+    """Check and cast operands by a row of the table, and move the values to CSR order."""
     args = {"edge_weight": edge_weight, "row_scale": row_scale, "col_scale": col_scale}
     _, x, values, r, c = bind(row, tensors, x=x, **args)
     moves = edge_weight is not None and tensors.order is not None
@@ -165,13 +163,11 @@ def check_scales(
     tensors: GraphTensors, x: Tensor, row_scale: Tensor | None, col_scale: Tensor | None
 ) -> None:
     """Check for one factor for each row and column, in the dtype of the features."""
-    rows, columns = (
-        ("row_scale", row_scale, tensors.n_rows),
-        ("col_scale", col_scale, tensors.n_cols),
-    )
-    for (name, scale, n), what in ((rows, "rows"), (columns, "columns")):
+    rows = "row_scale", row_scale, tensors.n_rows, "rows"
+    columns = "col_scale", col_scale, tensors.n_cols, "columns"
+    for name, scale, length, what in (rows, columns):
         if scale is not None:
-            _check.vector(name, scale, length=n, what=what, x=x, graph=tensors)
+            _check.vector(name, scale, length=length, what=what, x=x, graph=tensors)
 
 
 def multiply(
@@ -292,24 +288,18 @@ class _SpmmArg(Function):
 
 
 class Factors(NamedTuple):
-    """What multiplies at an entry: its value, and the scales of its row and column.
-
-    ``rows`` is divided by the number of the row's entries for a mean, and ``inverse`` is 1 over it.
-    """
+    """What multiplies at an entry: its value, and the scales of its row and column."""
 
     values: Tensor | None
-    rows: Tensor | None
+    rows: Tensor | None  #: for a mean divided by the number of the row's entries
     cols: Tensor | None
-    inverse: Tensor | None
+    inverse: Tensor | None  #: 1 over that number
 
 
 def restored(
     ctx: Ctx, saved: Any, grad: Tensor, tensors: GraphTensors, transposed: bool = False
 ) -> tuple[Any, Tensor, Factors]:
-    """Return features, the gradient of the result and the factors in backward's dtypes.
-
-    ``saved`` are features, values and both scales; inputs 1 to 3 are the last three.
-    """
+    """Return features, gradient and factors in backward's dtypes; ``saved`` are inputs 0 to 3."""
     wide = torch.float32 if grad.dtype.itemsize == 2 else grad.dtype
     inputs = *saved, grad
     # Sums over rows, for the scales, are not made of values that have been rounded to 2 bytes.
@@ -384,9 +374,7 @@ def dot_products(
     """Compute ``r[i] c[j] <x[i], y[j]>`` at the entries, differentiably; nothing is checked."""
     if recorded(r, c):
         return scaled(tensors, False, dot_products(tensors, x, y), r, c)
-    inputs = x, y, r, c
-    out: Tensor = taped(_Sddmm, _dot_products, inputs, tensors)
-    return out
+    return taped(_Sddmm, _dot_products, (x, y, r, c), tensors)
 
 
 def _dot_products(
@@ -404,8 +392,7 @@ class _Sddmm(Function):
         *scales, ctx.tensors = args
         needs = ctx.needs_input_grad
         ctx.save_for_backward(x if needs[1] else None, y if needs[0] else None, *scales)
-        out: Tensor = SDDMM(ctx.tensors.rows, x, y, *scales)
-        return out
+        return _dot_products(x, y, *args)
 
     @staticmethod
     def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -19,6 +19,7 @@ from .edges import sddmm
 from .engine import checks as _check
 from .engine import library
 from .engine.library import LibraryOp
+from .engine.memory import sums_dtype
 from .engine.recording import Ctx, recorded, taped
 from .matmul import multiply
 from .tensors.prepare import GraphLike, tensors_of
@@ -171,17 +172,14 @@ def aggregated(
     reduce: str = "sum",
 ) -> Tensor:
     """Aggregate messages along the graph or its transpose, differentiably."""
-    constants = tensors, transposed, message, reduce
-    out: Tensor = taped(_Aggregate, _aggregated, (x, edges), *constants)
-    return out
+    return taped(_Aggregate, _aggregated, (x, edges), tensors, transposed, message, reduce)
 
 
 def combined(
     tensors: GraphTensors, transposed: bool, left: Tensor, right: Tensor | None, op: str
 ) -> Tensor:
     """Combine at the entries of the graph or its transpose, differentiably."""
-    out: Tensor = taped(_Combine, _combined, (left, right), tensors, transposed, op)
-    return out
+    return taped(_Combine, _combined, (left, right), tensors, transposed, op)
 
 
 def _aggregated(
@@ -224,7 +222,7 @@ class _Aggregate(Function):
     def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         tensors, scale = ctx.tensors.current(), None
         if ctx.reduce == "mean":
-            scale = tensors.side(ctx.transposed).inverse_degree_beside(grad)
+            scale = tensors.side(ctx.transposed).inverse_degree(sums_dtype(grad))
         compute = _recorded_gradients if recorded(*ctx.saved_tensors, grad) else _gradients
         return *compute(ctx, tensors, grad, scale), None, None, None, None
 

@@ -19,6 +19,7 @@ from ..ops.engine.bind import word
 from ..ops.matmul.api import REDUCTIONS
 from .engine import checks as _check
 from .engine import library
+from .engine.memory import sums_dtype
 from .engine.recording import Ctx, taped, untraced
 from .matmul import SPMM, multiply
 from .tensors.edge_index import as_graph, wrong_graph
@@ -118,8 +119,7 @@ def _related(
     groups = groups_of(graph, edge_type, grouping, x if by_ids else None)
     if by_ids or not summed:
         return _unmapped(x, weight, own, graph, groups, reduce)
-    out: Tensor = taped(_Relational, _summed, (x, weight, own), graph, groups, reduce)
-    return out
+    return taped(_Relational, _summed, (x, weight, own), graph, groups, reduce)
 
 
 _related_outside: Any = untraced(_related)
@@ -262,7 +262,7 @@ class _Relational(Function):
         for group in ctx.groups if of_x or of_weight else ():
             tensors, count = tensors_of(group.graph), group.length
             mean = _reduction(tensors, ctx.reduce) == "mean"
-            scale = tensors.rows.inverse_degree_beside(grad) if mean else None
+            scale = tensors.rows.inverse_degree(sums_dtype(grad)) if mean else None
             dz = multiply(tensors, True, grad, tensors.csr_values, None, scale)
             shape = dz.shape[0] // count, count, blocks, dz.shape[1] // blocks
             dz = dz.reshape(shape).permute(2, 0, 1, 3).reshape(blocks, shape[0], count * shape[3])

@@ -1,7 +1,7 @@
 """What a graph and its transpose share: the formats, and slots of the storeys above."""
 
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol, cast
+from typing import Any, cast
 from weakref import ref
 
 from ..formats import primitives
@@ -13,27 +13,16 @@ from ..reorder import Order
 from .batch import Facts, Pieces
 from .edges import Edges
 
-
-class TorchRows(Protocol):
-    """Rows and columns of a graph that torch has built of its edges."""
-
-    def numbered_csr(self) -> tuple[CSR, Array | None]:
-        """Return the rows as a CSR, and the numbers of its entries."""
-
-    def numbered_csc(self) -> tuple[CSC, Array] | None:
-        """Return the columns as a CSC, if they are built, and the places of its entries."""
-
-
 #: By its name: what makes the content of a slot, of a graph and options.
-_makers: dict[str, Callable[..., None]] = {}
+_makers: dict[str, Callable[..., Any]] = {}
 #: The slots of which ``Graph.with_data`` keeps the content: it depends on the structure alone.
 _structural: set[str] = set()
 
 
-def slot(name: str, make: Callable[..., None], *, structural: bool = False) -> None:
+def slot(name: str, make: Callable[..., Any], *, structural: bool = False) -> None:
     """Register a slot of graphs for a storey above, which reads ``graph._slots.NAME[flipped]``.
 
-    ``make(graph, *options)`` fills it, called by ``Graph._fill(name, *options)``.  A slot that is
+    ``make(graph, *options)`` makes the content for ``Graph._fill(name, *options)``.  A slot that is
     ``structural`` is shared with graphs of other edge values.
     """
     _makers[name] = make
@@ -82,7 +71,7 @@ class GraphBuilt(Built):
         self.facts: Facts | None = None  # once a batch has read them
         # Weak: both hold this.  Without cycles GPU memory goes back at once.
         self.graphs: list[ref[Any] | None] = [None, None]  # the graph and its transpose
-        self.torch_rows: ref[TorchRows] | None = None
+        self.torch_rows: ref[Any] | None = None  #: the ``GraphTensors`` that torch built of edges
 
     @property
     def source(self) -> Format | Edges | Pieces:
@@ -121,7 +110,8 @@ class GraphBuilt(Built):
         if self.pieces is not None:
             return self.pieces.csr()
         rows = None if self.torch_rows is None else self.torch_rows()
-        return numbered_csr(self.structure) if rows is None else rows.numbered_csr()
+        built: tuple[CSR, Array | None] | None = None if rows is None else rows.numbered_csr()
+        return built or numbered_csr(self.structure)
 
     def csc(self) -> tuple[CSC, Array]:
         """Return the CSC, and the permutation from CSR order to CSC order."""
@@ -135,8 +125,8 @@ class GraphBuilt(Built):
         if isinstance(source, CSC) and numbers is not None:  # no need to sort back
             return source, primitives.inverse(numbers)
         rows = None if self.torch_rows is None else self.torch_rows()
-        columns = None if rows is None else rows.numbered_csc()
-        return csr.tocsc_with_perm() if columns is None else columns
+        built: tuple[CSC, Array] | None = None if rows is None else rows.numbered_csc()
+        return built or csr.tocsc_with_perm()
 
     def _join(self) -> None:
         """Join what pieces have built, for a graph that has none to sort less."""

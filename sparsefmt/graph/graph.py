@@ -85,7 +85,10 @@ class Graph(Shaped):
 
     def _fill(self, slot: str, *options: Any) -> bool:
         """Make the content of a slot, see ``slot``, if it is missing."""
-        _makers[slot](self, *options)
+        places, at = getattr(self._slots, slot), int(self._flipped)
+        with self._built.lock:
+            if places[at] is None:
+                places[at] = _makers[slot](self, *options)
         return True
 
     # torch.compile runs this while it traces, then traces on with what was made.  As a method only:

@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 
 from ..autograd import aggregate_with_own, as_graph, maxk, maxk_aggregate
 from ..autograd.cbsr import features_to_keep
-from ..autograd.layers import gcn_convolution, is_plain
+from ..autograd.layers import is_plain, propagated
 from ..autograd.maps import read_map
 from ..autograd.tensors.prepare import GraphLike, tensors_of
 from ..autograd.tensors.shared import Shared
@@ -149,7 +149,7 @@ class GCNConv(Convolution):
                 if bias is None or bias.shape == lin[0].shape[:1]:
                     tensors = tensors_of(graph)
                     factors = symmetric(tensors, None, x.dtype, to_all=to_all)
-                    return gcn_convolution(graph, x, lin[0], *factors, bias)
+                    return propagated(graph, x, *factors, bias, weight=lin[0])
         if self.flow != FORWARD:
             graph = self._turned(graph, edge_index)
         tensors = check_input(x, graph, edge_index, sparse=True)

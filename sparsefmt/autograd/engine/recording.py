@@ -1,6 +1,7 @@
 """Which calls autograd records, and refusals of those that it cannot record."""
 
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch.autograd import Function, forward_ad
 
 from ...errors import UnsupportedError
 
+T = TypeVar("T")
 #: The context of a Function, which keeps what it likes on it.
 Ctx: TypeAlias = Any
 #: Makes of a function one that torch.compile does not trace.  Torch's own way to do so imports its
@@ -52,14 +54,17 @@ def apart(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
 
 
 def taped(
-    function: type[Function], compute: Any, inputs: tuple[Tensor | None, ...], *constants: Any
-) -> Any:
+    function: type[Function],
+    compute: Callable[..., T],
+    inputs: tuple[Tensor | None, ...],
+    *constants: Any,
+) -> T:
     """Run ``compute(*inputs, *constants)``, as a Function if autograd records the inputs."""
     if not recorded(*inputs):
         return compute(*inputs, *constants)
     if torch.compiler.is_compiling():
         inputs = apart(*inputs)
-    return function.apply(*inputs, *constants)  # type: ignore[no-untyped-call]
+    return function.apply(*inputs, *constants)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def once(

@@ -3,8 +3,8 @@
 An ``edge_index``, an ``EdgeIndex``, or an ``adj_t`` whose rows are targets.
 """
 
-from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, TypeAlias, cast
 from weakref import ref
 
 import torch
@@ -23,21 +23,66 @@ Sizes: TypeAlias = tuple[int | None, int | None]
 
 
 class _Entry(NamedTuple):
-    """A tensor, its version and place in memory when its graph was made, and the graph.
+    """Tensors, their versions and places in memory when something was made of them, and that.
 
-    The graph holds an alias or a copy of the tensor, not the tensor itself.  Of an ``edge_index``
-    there are the graph's ``shape``, and an alias, so that nothing else comes to lie at its place.
+    It does not hold the tensors themselves, but aliases, so that nothing else comes to lie at their
+    places.  ``shape`` is that of the graph of an ``edge_index``.
     """
 
-    tensor: "ref[Tensor]"
+    tensors: "tuple[ref[Tensor], ...]"
     state: Any
-    graph: Graph
+    made: Any
+    aliases: tuple[Tensor, ...] = ()
     shape: tuple[int, int] | None = None
-    alias: Tensor | None = None
 
 
-#: By the identity of the tensor; a dictionary of weak keys takes ten times as long.
-_graphs: dict[int, _Entry] = store({})
+class Remembered(dict[Hashable, _Entry]):
+    """What was made of tensors, by their identity; it goes when they do.
+
+    A dictionary of weak keys takes ten times as long.
+    """
+
+    def entry(self, key: Hashable, *tensors: Tensor) -> _Entry | None:
+        """Return the entry of that key if it is of these tensors."""
+        entry = self.get(key)
+        if entry is None or any(a() is not b for a, b in zip(entry.tensors, tensors, strict=True)):
+            return None
+        return entry
+
+    def keep(self, key: Hashable, tensors: Sequence[Tensor], *fields: Any) -> Any:
+        """Keep what was made of tensors; ``fields`` are the last ones of an ``_Entry``."""
+        this = ref(self)
+
+        def forget(tensor: object) -> None:
+            # The last tensors go when names of modules have gone already.
+            cache: dict[Hashable, _Entry] = this() or {}
+            entry = cache.get(key)
+            if entry is not None and any(weak is tensor for weak in entry.tensors):
+                del cache[key]
+
+        self[key] = entry = _Entry(tuple(ref(tensor, forget) for tensor in tensors), *fields)
+        return entry.made
+
+    def ask(self, key: Hashable, tensors: Sequence[Tensor], make: Callable[[], Any]) -> Any:
+        """Return what was made of the tensors as they are now, or make it."""
+        if any(tensor.is_inference() for tensor in tensors):  # which has no version
+            return make()
+        name = key, *map(id, tensors)
+        state = [state_of(tensor) for tensor in tensors]
+        entry = self.entry(name, *tensors)
+        if entry is not None and entry.state == state:
+            return entry.made
+        started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        if started and torch.cuda.is_current_stream_capturing():
+            raise UnsupportedError(
+                "types of edges, or ids, are new in the capture of a CUDA graph, which cannot wait "
+                "to look at them: keep their tensors outside of the step, and run it once before."
+            )
+        aliases = tuple(tensor.detach() for tensor in tensors)
+        return self.keep(name, tensors, state, make(), aliases)
+
+
+_graphs = store(Remembered())
 
 
 def as_graph(
@@ -91,32 +136,27 @@ def as_graph(
     if size is None and not torch.compiler.is_dynamo_compiling():
         entry = _graphs.get(id(edge_index))
         if entry is not None and _fits(entry, edge_index, of_columns, of_rows):
-            return entry.graph
+            return entry.made
     if isinstance(edge_index, Graph | GraphTensors):
         return edge_index
     if isinstance(edge_index, Shared):
         return edge_index if edge_index.whole is None else edge_index.whole
-    if _is_edge_tensor(edge_index):
-        run, outside = _of_edge_tensor, _of_edge_tensor_outside
-    elif is_adj_t(edge_index) or is_edge_index(edge_index):
-        run, outside = _of_pyg, _of_pyg_outside
-    elif name:
-        raise wrong_graph(edge_index, name)
-    else:
+    of_edges = _is_edge_tensor(edge_index)
+    if not (of_edges or is_adj_t(edge_index) or is_edge_index(edge_index)):
+        if name:
+            raise wrong_graph(edge_index, name)
         return edge_index
-    n_cols = _length(of_columns)
-    n_rows = n_cols if of_rows is None else _length(of_rows)
-    if size is not None:
-        n_cols = n_cols if size[0] is None else size[0]
-        n_rows = n_cols if of_rows is None else n_rows
-        n_rows = n_rows if size[1] is None else size[1]
-    sizes = n_cols, n_rows
-    return outside(edge_index, sizes) if torch.compiler.is_compiling() else run(edge_index, sizes)
+    n_cols, n_rows = size or (None, None)
+    n_cols = _length(of_columns) if n_cols is None else n_cols
+    if n_rows is None:
+        n_rows = n_cols if of_rows is None else _length(of_rows)
+    run = _graph_of_outside if torch.compiler.is_compiling() else _graph_of
+    return run(edge_index, (n_cols, n_rows), of_edges)
 
 
 def _fits(entry: _Entry, value: object, of_columns: Tensor | None, of_rows: Tensor | None) -> bool:
     """Return True if a remembered graph still fits; False may mean "ask again"."""
-    if entry.shape is None or entry.tensor() is not value or entry.state != state_of(value):
+    if entry.shape is None or entry.tensors[0]() is not value or entry.state != state_of(value):
         return False
     shape = of_columns.shape if type(of_columns) is Tensor else ()
     n = shape[0] if shape else _length(of_columns)
@@ -124,10 +164,7 @@ def _fits(entry: _Entry, value: object, of_columns: Tensor | None, of_rows: Tens
 
 
 def turned(graph: Any, edge_index: Any) -> Any:
-    """Return the graph whose messages flow the other way, its edges in the same order.
-
-    ``graph`` is that of ``edge_index``, from ``as_graph``; anything else comes back as it is.
-    """
+    """Return the transpose of ``as_graph(edge_index)``, its edges in the same order."""
     if is_adj_t(edge_index):
         raise UnsupportedError(
             "flow is 'target_to_source' but edge_index is a sparse matrix, whose rows are targets: "
@@ -162,7 +199,7 @@ def wrong_graph(value: object, name: str = "graph") -> DtypeError:
 def is_remembered(value: Any) -> bool:
     """Return True if a graph was made of that tensor."""
     key = value if isinstance(value, Tensor) else _key_of(value)
-    return key is not None and _entry_of(key) is not None
+    return key is not None and _graphs.entry(id(key), key) is not None
 
 
 def state_of(part: Tensor | None) -> Any:
@@ -189,62 +226,30 @@ def _is_edge_tensor(value: object) -> bool:
     )
 
 
-def _of_edge_tensor(value: Tensor, sizes: Sizes) -> Graph:
-    """Return the remembered graph of an ``edge_index``, or make it."""
-    inference = value.is_inference()  # which has no version
-    state = None if inference else state_of(value)
-    entry = None if inference else _entry_of(value)
-    if entry is not None and entry.state == state:
-        n_cols, n_rows = sizes
-        n = n_rows if n_cols is None else n_cols
-        if n is None or entry.graph.shape == (n_rows, n_cols):
-            return entry.graph
-    # A graph over the tensor's memory would keep it, and so itself, alive: CUDA's has an alias.
-    own = value.is_cuda and type(value) is Tensor and value.shape[1] > 0
-    graph = Graph.from_edge_index(value if own else value.clone(), num_nodes=_known(sizes))
-    return graph if inference else _remember(value, state, graph, graph.shape, value.detach())
-
-
-def _of_pyg(value: Any, sizes: Sizes) -> Graph:
-    """Return the remembered graph of an ``EdgeIndex`` or an ``adj_t``, or make it."""
-    strided = isinstance(value, Tensor) and value.layout is torch.strided
-    num_nodes = (known_sizes(value) or _known(sizes)) if strided else None
+def _graph_of(value: Any, sizes: Sizes, of_edges: bool) -> Graph:
+    """Return the remembered graph of an ``edge_index``, ``EdgeIndex`` or ``adj_t``, or make it."""
+    num_nodes = _known(sizes)
+    if not of_edges:
+        strided = isinstance(value, Tensor) and value.layout is torch.strided
+        num_nodes = (known_sizes(value) or num_nodes) if strided else None
     key = _key_of(value)
-    if key is None or key.is_inference():
+    if key is None or key.is_inference():  # which has no version
         return _made(value, num_nodes)
-    sizes_of = () if isinstance(value, Tensor) else tuple(value.sparse_sizes())
-    state = (*sizes_of, *map(state_of, _parts_of(value)))
-    entry = _entry_of(key)
-    if entry is not None and entry.state == state:
-        if num_nodes is None or entry.graph.shape == num_nodes[::-1]:
-            return entry.graph
-    return _remember(key, state, _made(value, num_nodes))
+    if of_edges:
+        state, shape = state_of(value), sizes[::-1]
+    else:
+        sizes_of = () if isinstance(value, Tensor) else tuple(value.sparse_sizes())
+        state = (*sizes_of, *map(state_of, _parts_of(value)))
+        shape = (None, None) if num_nodes is None else num_nodes[::-1]
+    entry = _graphs.entry(id(key), key)
+    if entry is not None and entry.state == state and shape in ((None, None), entry.made.shape):
+        return cast(Graph, entry.made)
+    graph = _made(value, num_nodes)
+    alias = ((value.detach(),), graph.shape) if of_edges else ()
+    return cast(Graph, _graphs.keep(id(key), [key], state, graph, *alias))
 
 
-_of_edge_tensor_outside: Any = untraced(_of_edge_tensor)
-_of_pyg_outside: Any = untraced(_of_pyg)
-
-
-def _entry_of(key: Tensor) -> _Entry | None:
-    """Return the entry of a tensor."""
-    entry = _graphs.get(id(key))
-    return entry if entry is not None and entry.tensor() is key else None
-
-
-def _remember(key: Tensor, state: Any, graph: Graph, *fields: Any) -> Graph:
-    """Keep the graph of a tensor; ``fields`` are the last ones of an ``_Entry``."""
-    _graphs[id(key)] = _Entry(ref(key, partial(_forget, id(key))), state, graph, *fields)
-    return graph
-
-
-def _forget(key: int, tensor: "ref[Tensor]", graphs: dict[int, _Entry] = _graphs) -> None:
-    """Drop the graph of a tensor that is gone; another one may have its identity by now.
-
-    The last tensors go when names of modules have gone already: ``graphs`` is bound here.
-    """
-    entry = graphs.get(key)
-    if entry is not None and entry.tensor is tensor:
-        del graphs[key]
+_graph_of_outside: Any = untraced(_graph_of)
 
 
 def _known(sizes: Sizes) -> tuple[int, int] | None:
@@ -260,7 +265,11 @@ def _made(value: Any, num_nodes: tuple[int, int] | None) -> Graph:
             value = value.detach()  # which its parts would hold
             if value.layout is torch.sparse_coo:
                 value = value.coalesce()  # the same matrix: torch adds up what repeats
-        elif not value.is_cuda:
+        # A graph over the tensor's memory would keep it, and so itself, alive: of CUDA tensors it
+        # has an alias, unless they are empty or of an unknown class.
+        elif not value.is_cuda or not (
+            value.shape[1] if type(value) is Tensor else is_edge_index(value)
+        ):
             value = value.clone()
     return Graph.from_edge_index(value, num_nodes=num_nodes)
 

@@ -21,8 +21,7 @@ def in_csr_order(tensors: GraphTensors, values: MaybeTensor, to_csr: bool = True
     # A tracer reads the graph's sizes anew in a Function, and gathers have gradients of their own.
     if torch.compiler.is_compiling():
         return _gathered(values, tensors, to_csr)
-    moved: Tensor = taped(_Moved, _gathered, (values,), tensors, to_csr)
-    return moved
+    return taped(_Moved, _gathered, (values,), tensors, to_csr)
 
 
 #: Moves values in CSR order to the order in which the user gave the edges, differentiably.

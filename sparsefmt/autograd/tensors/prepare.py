@@ -110,7 +110,6 @@ def prepare(
     tensors: GraphTensors = graph._slots.torch[graph._flipped]
     if transposed:
         _ = tensors.columns
-    _ = tensors.order
     tensors.freeze()
     if order is not None:
         order = checked_order(order, graph.csr)
@@ -142,22 +141,15 @@ def drop_tiles(graph: Graph, tile: tuple[int, int]) -> None:
             graph._built.found.pop(("sgt", tile, flipped), None)
 
 
-def _make_tensors(graph: Graph, both: bool = False, traced: bool = False) -> None:
-    """Make the tensors of a graph, if they are missing; a tracer reads no reports of a build."""
-    places, at, built = graph._slots.torch, 1 if graph._flipped else 0, graph._built
-    # Tensors born in inference mode could never take part in training.
-    with built.lock, out_of_inference():
-        if places[at] is None:
-            unseen = not graph._flipped and ("csr", False) not in built.found
-            if built.edges is not None and unseen and is_eager():
-                # Backward runs on a thread of autograd's, where a build takes twice as long.
-                both = both or torch.is_grad_enabled()
-                places[at] = GraphTensors.of_edges(built, both=both)
-            else:
-                places[at] = GraphTensors.of_formats(built, graph._flipped)
-    if traced:
-        places[at].freeze()
-        _ = places[at].order
+def _make_tensors(graph: Graph, both: bool = False) -> GraphTensors:
+    """Make the tensors of a graph."""
+    built = graph._built
+    unseen = not graph._flipped and ("csr", False) not in built.found
+    with out_of_inference():  # tensors born there could never take part in training
+        if built.edges is not None and unseen and is_eager():
+            # Backward runs on a thread of autograd's, where a build takes twice as long.
+            return GraphTensors.of_edges(built, both=both or torch.is_grad_enabled())
+        return GraphTensors.of_formats(built, graph._flipped)
 
 
 slot("torch", _make_tensors)
@@ -166,10 +158,7 @@ slot("torch", _make_tensors)
 def tensors_of(
     graph: GraphLike, of_columns: Tensor | None = None, of_rows: Tensor | None = None
 ) -> GraphTensors:
-    """Return the tensors of a graph or ``edge_index``, for launches on the current stream.
-
-    ``of_columns`` and ``of_rows`` are as for ``as_graph``.
-    """
+    """Return the tensors of a graph, as ``as_graph`` takes them, for the current stream."""
     if type(graph) is not Graph:
         graph = as_graph(graph, of_columns, of_rows)
         if isinstance(graph, GraphTensors):
@@ -177,17 +166,15 @@ def tensors_of(
         if not isinstance(graph, Graph):
             raise wrong_graph(graph)
     at = 1 if graph._flipped else 0  # torch 2.11 traces no bool as an index
-    tensors: GraphTensors
     # A tracer must not see what is missing, nor streams: it remembers what it read.  Nor must an
     # export that is not strict, of which ``is_dynamo_compiling`` would not tell.
-    if torch.compiler.is_compiling():
-        graph._fill("torch", False, True)
-        tensors = graph._slots.torch[at]
-        return tensors
-    if graph._slots.torch[at] is None:
+    traced = torch.compiler.is_compiling()
+    if traced or graph._slots.torch[at] is None:
         graph._fill("torch")
-    tensors = graph._slots.torch[at]
-    if tensors.home is not None or lifetimes.noted is not None:  # else ``current`` has no task
+    tensors: GraphTensors = graph._slots.torch[at]
+    if traced:
+        tensors.freeze()
+    elif tensors.home is not None or lifetimes.noted is not None:  # else ``current`` has no task
         tensors.current()
     return tensors
 

@@ -28,8 +28,11 @@ def _flatten(graph: Graph | GraphTensors) -> tuple[list[Any], Context]:
     """Return the tensors of a graph, and its context."""
     tensors: GraphTensors
     if isinstance(graph, Graph):
-        graph._fill("torch", True, torch.compiler.is_compiling())
-        tensors = graph._slots.torch[1 if graph._flipped else 0].current()
+        graph._fill("torch", True)
+        tensors = graph._slots.torch[1 if graph._flipped else 0]
+        if torch.compiler.is_compiling():
+            tensors.freeze()
+        tensors.current()
         _sources[id(tensors.rows.indptr)] = graph
     else:
         tensors = graph

@@ -36,53 +36,35 @@ class Shared(Protocol, metaclass=_Declared):
     def square(self) -> Graph:
         """Return the graph ``local`` with a row for each source, of a square graph."""
 
-    def check(self, name: str, x: Tensor, *, of: str = "sources", dims: int | None = 2) -> None:
-        """Raise if features have no row for each of the sources, or "targets", here."""
+    #: ``check(name, x, of="sources", dims=2)`` raises if x has no row for each source, or target.
+    check: Callable[..., None]
+    #: Joins features of the sources here and of those of other processes.
+    extended: Callable[[Tensor], Tensor]
+    #: Returns an ``edge_index`` of ``local`` by the numbers of the whole graph.
+    numbered: Callable[[Tensor], Tensor]
+    #: Returns True if features travel before a layer maps them to that width.
+    sends_first: Callable[[Tensor, int], bool]
+    #: Returns True if features are mapped to that width before they are aggregated.
+    maps_first: Callable[[Tensor, int], bool]
 
-    def extended(self, x: Tensor) -> Tensor:
-        """Join features of the sources here and of those of other processes."""
+    # functions of ``autograd``, with all arguments but the graph; ``gat_aggregate`` of one head
 
-    def numbered(self, edge_index: Tensor) -> Tensor:
-        """Return an ``edge_index`` of ``local`` by the numbers of the whole graph."""
-
-    def sends_first(self, x: Tensor, width: int) -> bool:
-        """Return True if features travel before a layer maps them to that width."""
-
-    def maps_first(self, x: Tensor, width: int) -> bool:
-        """Return True if features are mapped to that width before they are aggregated."""
-
-    # functions of ``autograd``
-
-    def spmm(self, x: Tensor, edge_weight: Tensor | None = None, **options: Any) -> Tensor:
-        """Compute ``autograd.spmm``."""
-
-    def operands(
-        self, x: Tensor, edge_weight: Tensor | None = None, *scales: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        """Compute ``autograd.operands``."""
-
-    def aggregate_with_own(self, x: Tensor, own: Tensor, *args: Any, **options: Any) -> Tensor:
-        """Compute ``autograd.aggregate_with_own``."""
-
-    def propagate(self, x: Tensor, scale: Tensor, own: Tensor, **options: Any) -> Tensor:
-        """Compute ``autograd.propagate``."""
-
-    def maxk_aggregate(self, x: Tensor, k: int, *args: Any, **options: Any) -> Tensor:
-        """Compute ``autograd.maxk_aggregate``."""
-
-    def sampled_aggregate(self, x: Tensor, width: int, *args: Any, **options: Any) -> Tensor:
-        """Compute ``autograd.sampled_aggregate``."""
-
-    def gat_aggregate(self, x: Tensor, el: Tensor, er: Tensor, **options: Any) -> Tensor:
-        """Compute ``autograd.gat_aggregate`` of one head."""
+    spmm: Callable[..., Tensor]
+    operands: Callable[..., tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]]
+    aggregate_with_own: Callable[..., Tensor]
+    propagate: Callable[..., Tensor]
+    maxk_aggregate: Callable[..., Tensor]
+    sampled_aggregate: Callable[..., Tensor]
+    gat_aggregate: Callable[..., Tensor]
 
     # what the planner asks
 
-    def looped(self, which: str) -> "Shared":
-        """Add loops to vertices."""
-
-    def scaled_entries(self, row: Tensor | None, col: Tensor | None) -> Tensor:
-        """Multiply the factors of the target and the source of each edge."""
+    #: Adds loops to vertices.
+    looped: Callable[[str], "Shared"]
+    #: Multiplies the factors of the target and the source of each edge.
+    scaled_entries: Callable[[Tensor | None, Tensor | None], Tensor]
+    #: Returns the bytes of a feature on its way to another process.
+    bytes_between: Callable[[Tensor], int]
 
     @property
     def busiest(self) -> dict[str, int]:
@@ -91,9 +73,6 @@ class Shared(Protocol, metaclass=_Declared):
     @property
     def times_forgotten(self) -> int:
         """Return how often results for constant features have become stale."""
-
-    def bytes_between(self, x: Tensor) -> int:
-        """Return the bytes of a feature on its way to another process."""
 
     def agreed(self, facts: Callable[[], Mapping[str, Any]], own: Callable[[], T]) -> T:
         """Check that facts are alike on all processes; return ``own()`` of the first."""

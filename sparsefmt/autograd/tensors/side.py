@@ -173,7 +173,3 @@ class Side(TensorStore):
             return lengths.to(torch.float64).reciprocal().to(dtype)
 
         return self.cached(dtype, make)
-
-    def inverse_degree_beside(self, like: Tensor) -> Tensor:
-        """Return the same in the dtype in which sums of values like these run."""
-        return self.inverse_degree(like.dtype if like.dtype.itemsize >= 4 else torch.float32)

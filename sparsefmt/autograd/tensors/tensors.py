@@ -222,10 +222,11 @@ class GraphTensors(TensorStore):
         order = self.__dict__.get("order") if self.rows.arrays is None else self.order
         return [order, *(made for store in stores for _, made in store.items())]
 
-    def freeze(self) -> None:
-        """Wait for what is being built, and keep it as if it came from formats."""
+    def freeze(self) -> bool:
+        """Wait for what is being built, and keep it as if it came from formats; make ``order``."""
         if self.rows.arrays is None or self._source is None:
-            return
+            _ = self.order
+            return True
         built = self._source[0]
         with built.lock:
             built.csr()  # over the same memory
@@ -235,6 +236,9 @@ class GraphTensors(TensorStore):
             _ = self.order
             for side in self._sides():
                 side.freeze()
+        return True
+
+    freeze._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def numbered_csr(self) -> tuple[CSR, Any]:
         """Return the rows that were built of edges as a CSR, and the numbers of its entries."""

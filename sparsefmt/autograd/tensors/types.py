@@ -1,22 +1,21 @@
 """Edges of several types: a graph for each group of types, made once of a graph and its types."""
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
-from weakref import ref
 
 import torch
 from torch import Tensor
 
 from ..._caches import store
-from ...errors import DtypeError, IndexRangeError, ShapeError, UnsupportedError
+from ...errors import DtypeError, IndexRangeError, ShapeError
 from ...formats.arrays import Array, finish
 from ...graph.built import slot
 from ...graph.graph import Graph
 from ...interop.torch import to_tensor
 from ..engine import checks
 from ..engine.recording import untraced
-from .edge_index import state_of
+from .edge_index import Remembered
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 _INT32 = 2**31 - 1
@@ -62,57 +61,13 @@ def groups_of(
         check_types(graph, edge_type)
     make = partial(_make, graph, edge_type, grouping, ids)
     tensors = [tensor for tensor in (edge_type, ids) if tensor is not None]
-    if any(tensor.is_inference() for tensor in tensors):  # which has no version
-        return make()
     graph._fill("typed")
-    cache: _Cache = graph._slots.typed[graph._flipped]
+    cache = graph._slots.typed[graph._flipped]
     groups: tuple[Group, ...] = cache.ask((grouping, ids is None), tensors, make)
     return groups
 
 
-def _make_cache(graph: Graph) -> None:
-    """Make an empty store of groups, if it is missing."""
-    places, at = graph._slots.typed, int(graph._flipped)
-    if places[at] is None:
-        places[at] = _Cache()
-
-
-slot("typed", _make_cache)
-
-
-class _Cache(dict[Hashable, tuple[Any, Any]]):
-    """What was made of tensors, by their identity; it goes when they do.
-
-    Aliases of them are held, so that nothing else comes to lie at their places.
-    """
-
-    def ask(self, key: Hashable, tensors: list[Tensor], make: Callable[[], Any]) -> Any:
-        """Return what was made of the tensors as they are now, or make it."""
-        name = key, *map(id, tensors)
-        state = [state_of(tensor) for tensor in tensors]
-        cached = self.get(name)
-        if cached is not None:
-            refs, before, _ = cached[0]
-            same = all(weak() is tensor for weak, tensor in zip(refs, tensors, strict=True))
-            if same and before == state:
-                return cached[1]
-        started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        if started and torch.cuda.is_current_stream_capturing():
-            raise UnsupportedError(
-                "types of edges, or ids, are new in the capture of a CUDA graph, which cannot wait "
-                "to look at them: keep their tensors outside of the step, and run it once before."
-            )
-        made, weak = make(), ref(self)
-
-        def forget(_: object) -> None:
-            cache = weak()
-            if cache is not None:
-                cache.pop(name, None)
-
-        refs = [ref(tensor, forget) for tensor in tensors]
-        aliases = [tensor.detach() for tensor in tensors]
-        self[name] = (refs, state, aliases), made
-        return made
+slot("typed", lambda graph: Remembered())
 
 
 def check_types(graph: Graph, edge_type: Any) -> None:
@@ -134,14 +89,11 @@ def check_types(graph: Graph, edge_type: Any) -> None:
 
 
 #: Ids that were found to be in their range.
-_in_range = store(_Cache())
+_in_range = store(Remembered())
 
 
 def check_ids(name: str, ids: Tensor, count: int, what: str) -> None:
-    """Check ids from 0 to ``count - 1``, once for each tensor while it is unchanged.
-
-    A GPU is waited for; ``what`` names in errors what there are ``count`` of.
-    """
+    """Check ids from 0 to ``count - 1``, once for each unchanged tensor; waits for a GPU."""
     check = _check_ids_outside if torch.compiler.is_compiling() else _check_ids
     check(name, ids, count, what)
 
@@ -152,11 +104,7 @@ def _check_ids(name: str, ids: Tensor, count: int, what: str) -> None:
         raise DtypeError(f"{name} is {ids.dtype}: give floating features or ids, {name}.long().")
     if ids.dim() != 1:
         raise ShapeError(f"{name} has shape {tuple(ids.shape)}: give ids of shape (n,).")
-    check = partial(_check_range, name, ids, count, what)
-    if ids.is_inference():
-        check()
-    else:
-        _in_range.ask(count, [ids], check)
+    _in_range.ask(count, [ids], partial(_check_range, name, ids, count, what))
 
 
 _check_ids_outside: Any = untraced(_check_ids)
@@ -186,19 +134,14 @@ def _make(
 
 def _own_types(values: Array | None) -> Tensor:
     """Convert the values of a graph to types of its edges."""
-    if values is None:
+    numbers = None if values is None else to_tensor(values)
+    if numbers is None or not bool((numbers.long() == numbers).all()):  # synchronize!
+        none, wrong = " has no values that could be types", "'s own values are no integers"
+        wrong = none if numbers is None else wrong
         raise DtypeError(
-            "edge_type is None and the graph has no values that could be types: give edge_type, an "
-            "integer for each edge."
+            f"edge_type is None and the graph{wrong}: give edge_type, an integer for each edge."
         )
-    floats = to_tensor(values)
-    types = floats.long()
-    if not bool((types == floats).all()):  # synchronize!
-        raise DtypeError(
-            "edge_type is None and the graph's own values are no integers: give edge_type, an "
-            "integer for each edge."
-        )
-    return types
+    return numbers.long()
 
 
 def _check_range(name: str, numbers: Tensor, count: int, what: str) -> None:
