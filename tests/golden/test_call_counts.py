@@ -21,7 +21,7 @@ LIMITS: dict[tuple[str, str], tuple[int, int | None]] = {
     ("arrays", "csr @ X"): (25, 25),
     ("cpu", "GCNConv of edges"): (112, 75),
     ("cpu", "GCNConv of edges, backward"): (47, None),
-    ("cpu", "GATConv, edge_attr"): (235, 120),
+    ("cpu", "GATConv, edge_attr"): (236, 120),
     ("cpu", "GATConv, edge_attr, backward"): (206, None),
     ("ranks", "SAGEConv, DistGraph"): (113, 110),
     ("ranks", "SAGEConv, DistGraph, backward"): (107, 90),
