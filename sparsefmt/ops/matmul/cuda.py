@@ -232,9 +232,9 @@ spmm = Launcher(_prepare, sizes)
 def _round_first(S: Structure, m: Memory, *_: Any, **__: Any) -> Callable[..., Any]:
     """Prepare ``spmm`` of float32 features that are rounded to bfloat16 once."""
 
-    def run(S: Structure, x: Array, *args: Any, **options: Any) -> Any:
+    def run(A: CSR | Structure, x: Array, *args: Any, **options: Any) -> Any:
         feat = x.shape[1]
-        return spmm(S, rounded(memory_of(x).rows_in_place(x))[:, :feat], *args, **options)
+        return spmm(A, rounded(memory_of(x).rows_in_place(x))[:, :feat], *args, **options)
 
     return run if S.nnz else _fill_empty
 
@@ -259,7 +259,7 @@ def _in_memory(
 
 
 def _copy_first(
-    S: Structure, x: Array, values: Array | None = None, perm: Array | None = None,
+    A: CSR | Structure, x: Array, values: Array | None = None, perm: Array | None = None,
     row_scale: Array | None = None, col_scale: Array | None = None, reduce: str = "sum",
     own: Array | None = None, own_scale: Array | None = None, one_more: bool = False,
     bias: Array | None = None, **options: Any,
@@ -268,16 +268,16 @@ def _copy_first(
     arrays = x, values, row_scale, col_scale, own, own_scale, bias
     x, values, *scales, own, own_scale, bias = _in_memory(memory_of(x), *arrays)
     own_part = own, own_scale, one_more, bias
-    return spmm(S, x, values, perm, *scales, reduce, *own_part, **options)
+    return spmm(A, x, values, perm, *scales, reduce, *own_part, **options)
 
 
 def _fill_empty(
-    S: Structure, x: Array, values: Array | None = None, perm: Array | None = None,
+    A: CSR | Structure, x: Array, values: Array | None = None, perm: Array | None = None,
     row_scale: Array | None = None, col_scale: Array | None = None, reduce: str = "sum", *_: Any,
     out: Array | None = None, arg: Array | None = None, **__: Any,
 ) -> Any:  # fmt: skip
     """Write the result of a matrix without entries: 0, and no entry that wins."""
-    m = memory_of(x)
+    S, m = structure_of(A), memory_of(x)
     dtype = "float32" if m.dtype(x) == "uint16" else m.dtype(x)
     of_heads = values is not None and values.ndim == 2
     shape = shape_of_heads(S, x, values) if of_heads else (S.n_rows, x.shape[1])
