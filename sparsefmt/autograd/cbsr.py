@@ -243,14 +243,15 @@ def maxk_spgemm(
     ``factors`` are edge values, and the scales of rows and columns.
     """
     out: Tensor
+    if not recorded(x, *factors):
+        columns, data = MAXK(x, k)
+        out = SPGEMM(tensors.rows, columns, data, x.shape[1], *factors, reduce)
+        return out
     if recorded(*factors):
         columns, data = choose_features(x, k)
         return spgemm(tensors, columns, data, x.shape[1], *factors, reduce=reduce)
-    if recorded(x):  # one node in the place of two
-        out = _MaxkSpgemm.apply(*apart(x, *factors), k, tensors, reduce)  # type: ignore[no-untyped-call]
-        return out
-    columns, data = MAXK(x, k)
-    out = SPGEMM(tensors.rows, columns, data, x.shape[1], *factors, reduce)
+    # One node in the place of two
+    out = _MaxkSpgemm.apply(*apart(x, *factors), k, tensors, reduce)  # type: ignore[no-untyped-call]
     return out
 
 
