@@ -1,7 +1,7 @@
 """Launch ``sspmm``: by windows of rows on chip, with atomics, or by panels, deterministic."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import partial, wraps
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -13,17 +13,10 @@ from ...formats.arrays import VALUE_DTYPES, Array, finish, import_cupy
 from ...formats.compressed import CSR
 from ...reorder import Order
 from ..engine import jit
-from ..engine.call import Launcher
+from ..engine.call import Launcher, Prepared, Result
 from ..engine.jit import ITEMSIZE, Launch, capturing, filling
 from ..engine.memory import Memory, memory_of
-from ..engine.structure import (
-    Structure,
-    built_at,
-    csr_of,
-    csr_over,
-    structure_of,
-    without_chunks,
-)
+from ..engine.structure import Structure, built_at, csr_of, csr_over, structure_of, without_chunks
 from ..matmul import cuda as matmul_cuda
 from ..matmul.cuda import DENSE_ROWS, NARROW, rounded, rounded_width
 from .cuda import ALIGNED, COLUMNS, dense_to_cbsr
@@ -144,13 +137,17 @@ def no_windows(
 
 
 def _prepare_windows(
-    S: Structure, m: Memory, columns: Array, grad: Array, *_: Any, narrow: bool = False, **__: Any
-) -> Callable[..., Any]:
+    S: Structure, m: Memory, columns: Array, grad: Array, values: Array | None = None,
+    row_scale: Array | None = None, col_scale: Array | None = None, *, narrow: bool = False,
+    **_: Any,
+) -> Any:  # fmt: skip
     """Prepare ``out[j, t] = sum_i (diag(r) A diag(c))[i, j] grad[i, columns[j, t]]``, by atomics.
 
     ``narrow`` rounds ``grad``, of float32, to bfloat16 once: sums and all else stay float32.
     """
     dtype, feat, k = m.dtype(grad), grad.shape[1], columns.shape[1]
+    if not S.n_cols:
+        return Prepared((), (Result((k,), dtype, "n_cols"),))
     gathered = NARROW if narrow else dtype
     stride = rounded_width(feat) if narrow else m.row_stride(grad)
     rows = 0 if narrow else m.pointer(grad)  # new memory is aligned
@@ -184,10 +181,11 @@ def _prepare_windows(
             narrowed(stream, *m.pointers(sums, out))
         return out
 
-    return run if n_cols else lambda A, columns, grad, *_, **__: m.empty((0, k), dtype, grad)
+    return run
 
 
-def _prepare_rounded_windows(*args: Any, **options: Any) -> Callable[..., Any]:
+@wraps(_prepare_windows, assigned=())  # for the names of its arguments
+def _prepare_rounded_windows(*args: Any, **options: Any) -> Any:
     """Prepare the same of ``grad`` rounded to bfloat16."""
     return _prepare_windows(*args, narrow=True, **options)
 
@@ -218,13 +216,13 @@ def _outer_product(
     on_chip = -(-W.height * feat * size // wide) * wide + W.height * wide
     aligned = (rows | stride * size | feat * size) % 16 == 0
     n_rows = len(W.order)
-    types = dtype, W.index_dtype, COLUMNS[index_bytes], gathered
+    types = dtype, W.perm.dtype.name, COLUMNS[index_bytes], gathered
     layout, shared = "10P4q5i", device.of_block
     kernel = jit.load(_FILE, "sspmm_csr_windows", layout, types, (lanes, each), shared=shared)
     sizes = stride, n_rows, -(-n_rows // W.height), W.part_size, W.n_pieces
     launch = kernel.ready(
         W.n_pieces * -(-k // (lanes * each)),
-        W.pointers,
+        tuple(a.data.ptr for a in (W.pieces, W.order, W.words, W.perm)),
         (*sizes, W.height, k, feat, ALIGNED * aligned),
         threads=threads_of_block(on_chip, device),
         shared=on_chip,

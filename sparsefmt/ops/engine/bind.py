@@ -5,7 +5,7 @@ error names the argument, its value and the mend, or it makes an array of the ar
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Never, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -33,31 +33,6 @@ TF32, BF16 = PRECISIONS = ("tf32", "bf16")  #: to what float32 features may be r
 
 #: The name of an argument that has been checked, and its array.
 Named = tuple[str, Any]
-
-
-class Library(Protocol):
-    """What arrays and tensors differ in."""
-
-    kind: Any  #: the type of arrays
-    floats: frozenset[Any]  #: dtypes of values
-    layout: Any  #: of dense tensors; None for arrays, which have none
-
-    def cast(self, op: Op, A: Any, args: dict[str, Any]) -> dict[str, Any]:
-        """Cast arguments as the library does before an operation."""
-
-    def own_values(self, op: Op, A: Any, values: Any, like: Named) -> Any:
-        """Check that the matrix's own values have the dtype of ``like``."""
-
-    def check(self, name: str, value: Any, arg: Arg, A: Any, size: int, like: Named | None) -> Any:
-        """Check an argument that needs ``size`` rows; return an array, or raise what is wrong."""
-
-
-_libraries: dict[type, Library] = {}
-
-
-def register_library(graph: type, library: Library) -> None:
-    """Check calls whose ``A`` is of that class by ``library``: torch's ``GraphTensors``."""
-    _libraries[graph] = library
 
 
 def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
@@ -171,25 +146,26 @@ def precision(value: object, name: str, X: Any) -> None:
 
 
 class Arrays:
-    """NumPy and CuPy; arrays of other libraries come in through DLPack, sequences are copied."""
+    """NumPy and CuPy; arrays of other libraries come in through DLPack, sequences are copied.
 
-    kind = np.ndarray
-    floats = frozenset(np.dtype(name) for name in ("float16", "float32", "float64"))
-    layout = None
+    ``bind`` asks a subclass, which ``register_library`` registers, about arrays of another library.
+    """
+
+    kind: Any = np.ndarray  #: of arrays
+    floats: frozenset[Any] = frozenset(np.dtype(name) for name in ("float16", "float32", "float64"))
+    layout: Any = None  #: of dense tensors; arrays have none
 
     def cast(self, op: Op, A: Any, args: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments: arrays are never cast."""
+        """Cast arguments as the library does before an operation: arrays are never cast."""
         return args
 
-    def own_values(self, op: Op, A: Format, values: Array, like: Named) -> Never:
-        """Raise what says that the matrix's own values have another dtype."""
+    def own_values(self, op: Op, A: Any, values: Any, like: Named) -> Any:
+        """Check that the matrix's own values have the dtype of ``like``, which these have not."""
         name, X = like
         mend = f"{name}.astype(A.dtype) or A.astype({name}.dtype)"
         raise DtypeError(f"A.data is {A.dtype} but {name} is {X.dtype}: cast one, {mend}.")
 
-    def check(
-        self, name: str, value: Any, arg: Arg, A: Format, size: int, like: Named | None
-    ) -> Any:
+    def check(self, name: str, value: Any, arg: Arg, A: Any, size: int, like: Named | None) -> Any:
         """Check an argument that needs ``size`` rows; return an array, or raise what is wrong."""
         if arg.balanced:
             return _balanced(name, value, A, size, like)
@@ -215,6 +191,14 @@ class Arrays:
 
 
 ARRAYS = Arrays()
+_libraries: dict[type, Arrays] = {}
+
+
+def register_library(graph: type, library: Arrays) -> None:
+    """Check calls whose ``A`` is of that class by ``library``: torch's ``GraphTensors``."""
+    _libraries[graph] = library
+
+
 _AXES: dict[Any, str] = {"rows": "row", "cols": "column"}
 #: What scores belong to.
 ENDS: dict[Any, str] = {

@@ -7,12 +7,12 @@ kernel that accepts prepares its launches; later calls look them up, allocate an
 """
 
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
-from operator import itemgetter
+from operator import is_not, itemgetter
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -105,13 +105,16 @@ class Launcher:
         """Run the kernel, whatever its row would choose."""
         return call(self, A, *args, **options)
 
-    def read(self, m: Memory, name: str, value: Any) -> Any:
-        """Return an argument as kernels read it: itself, or a copy."""
-        if name == "out" or not hasattr(value, "dtype") or isinstance(value, CSR):
-            return value
-        if name in ("row_scale", "col_scale"):
-            return m.factors(value)
-        return (m.rows_in_place if name in (self.in_place or ()) else m.contiguous)(value)
+    def read(self, m: Memory, names: Iterable[str], values: Iterable[Any]) -> list[Any]:
+        """Return arguments as kernels read them: themselves, or copies."""
+        readers = dict.fromkeys(self.in_place or (), m.rows_in_place)
+        readers |= dict.fromkeys(("row_scale", "col_scale", "own_scale"), m.factors)
+        return [
+            readers.get(name, m.contiguous)(value)
+            if hasattr(value, "dtype") and name != "out" and not isinstance(value, CSR)
+            else value
+            for name, value in zip(names, values, strict=True)
+        ]
 
 
 def launcher(**options: Any) -> Callable[[Callable[..., Any]], Launcher]:
@@ -136,8 +139,7 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
         ``out`` if the kernel returns nothing.
     """
     S: Any = None
-    prepared: Any = None
-    kind = type(A)
+    prepared, kind = S, type(A)
     if row.sizes is not None and (
         kind is Structure
         or (isinstance(A, CSR) and type(A.indices) is not np.ndarray)
@@ -165,7 +167,11 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
         # The choice among tiles depends on what has been built of them by now.
         anew = bool(tiled) and S is not None and type(row) is Op and has_tiles(S)
         if prepared is None or anew:
-            kernel = _choose(row, A, args, options)
+            for kernel in row.candidates[_ON_GPU if kind is Structure else place_of(A, args)]:
+                if kernel.refuses is None or not kernel.refuses(A, *args, **options):
+                    break
+            else:
+                raise _refusal(row, A, args, options)
             # Chosen anew, a Launcher comes back here as a row of its own, whose launches are kept.
             if S is None or anew or type(kernel.run) is not Launcher:
                 try:
@@ -180,9 +186,8 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
         return prepared(A, *args, **options)
     values, out = [*S.values], ()
     for shape, dtype, rows in prepared.results:
-        result = m.empty((getattr(S, rows), *shape), dtype, x)
-        out += (result,)
-        values.append(m.address(result))
+        out += (m.empty((getattr(S, rows), *shape), dtype, x),)
+        values.append(m.address(out[-1]))
     before, size = prepared.workspace
     if size:
         workspace = m.empty((size,), "uint8", x)
@@ -191,20 +196,15 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
     values += addresses
     for launch, in_order in prepared.launches:
         launch(stream, *in_order(values))
-    if not out:
-        return options.get("out")
-    return out if len(out) > 1 else out[0]
+    return out if len(out) > 1 else out[0] if out else options.get("out")
 
 
-def _choose(row: Any, A: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Kernel:
-    """Choose the first kernel that takes these arguments."""
-    for kernel in row.candidates[_ON_GPU if type(A) is Structure else place_of(A, args)]:
-        if kernel.refuses is None or not kernel.refuses(A, *args, **options):
-            return kernel
+def _refusal(row: Any, A: Any, args: tuple[Any, ...], options: dict[str, Any]) -> UnsupportedError:
+    """Return the error of a call that every kernel refuses."""
     from .explain import explain_choice
 
     explanation = explain_choice(row, A, args, options)
-    raise UnsupportedError(f"no kernel can run this {row.title}.\n{explanation}")
+    return UnsupportedError(f"no kernel can run this {row.title}.\n{explanation}")
 
 
 def place_of(A: Any, args: tuple[Any, ...]) -> tuple[str, bool]:
@@ -223,11 +223,10 @@ def _prepare(
     """Prepare the launches of a case, and how their arguments are picked from all values."""
     names = *launcher.arguments[: len(args)], *options
     arrays = *args, *options.values()
-    if launcher.in_place is not None and any(
-        launcher.read(m, name, value) is not value
-        for name, value in zip(names, arrays, strict=True)
-    ):
-        return partial(_copy_first, launcher)
+    if launcher.in_place is not None:
+        copies = launcher.read(m, names, arrays)
+        if any(map(is_not, copies, arrays)):
+            return partial(_copy_first, launcher)
     prepared = launcher.prepare(S, m, *args, **options)
     if type(prepared) is not Prepared:
         return prepared
@@ -240,28 +239,21 @@ def _prepare(
     for place, name in enumerate((*of_results, *of_workspace, *names), first):
         if name not in places:
             places[name] = place
-    launches = tuple(
-        (launch, _getter([places.get(name, 0) for name in of_launch]))
-        for launch, of_launch in prepared.launches
-    )
-    return replace(prepared, launches=launches, results=results)
-
-
-def _getter(places: list[int]) -> Callable[[list[int]], tuple[int, ...]]:
-    """Return what picks these values from a list, as a tuple."""
-    if len(places) > 1:
-        return itemgetter(*places)
-    (place,) = places
-    return itemgetter(slice(place, place + 1))
+    launches = []
+    for launch, of_launch in prepared.launches:
+        at = [places.get(name, 0) for name in of_launch]
+        # One place of a slice, so that it is a tuple too
+        in_order = itemgetter(*at) if len(at) > 1 else itemgetter(slice(at[0], at[0] + 1))
+        launches.append((launch, in_order))
+    return replace(prepared, launches=tuple(launches), results=results)
 
 
 def _copy_first(launcher: Launcher, A: Any, *args: Any, **options: Any) -> Any:
     """Run a launcher on copies of those arrays that its kernel cannot read."""
-    m = memory_of(args[0])
-    named = zip(launcher.arguments, args, strict=False)
-    copies = (launcher.read(m, name, value) for name, value in named)
-    options = {name: launcher.read(m, name, value) for name, value in options.items()}
-    return call(launcher, A, *copies, **options)
+    names = *launcher.arguments[: len(args)], *options
+    copies = launcher.read(memory_of(args[0]), names, (*args, *options.values()))
+    copied_options = dict(zip(options, copies[len(args) :], strict=True))
+    return call(launcher, A, *copies[: len(args)], **copied_options)
 
 
 # Matrices in other formats than CSR

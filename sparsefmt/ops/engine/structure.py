@@ -105,15 +105,10 @@ class Structure(Deciding):
         self.values = 0, *arrays, self.nnz
         return decided
 
-    @property
-    def arrays(self) -> tuple[int, int, int, int]:
-        """Return pointers to row ends, columns, and starts and shared borders of the chunks."""
-        return self.indptr, self.indices, self.start, self.slot
-
 
 def structure_of(A: CSR | Structure) -> Structure:
     """Return the structure of a CSR on a GPU, built once; itself for a structure."""
-    if type(A) is Structure:
+    if isinstance(A, Structure):
         return A
     built = A._built()
     return built.found.get("structure") or built.ask("structure", lambda: _structure(A))
@@ -121,7 +116,7 @@ def structure_of(A: CSR | Structure) -> Structure:
 
 def exact(A: CSR | Structure, *_: Any, **__: Any) -> Structure:
     """Return the structure, its build waited for, for what the number of blocks or rows decides."""
-    S = structure_of(A)
+    S = A if type(A) is Structure else structure_of(A)
     if S.report is None:
         return S
     result = S.report.wait()[S.half]
@@ -154,7 +149,7 @@ def _structure(A: CSR) -> Structure:
 
 def without_chunks(A: CSR | Structure, *_: Any, **__: Any) -> Structure:
     """Return the structure of a CSR without chunks, made once: they cost time and a wait."""
-    if type(A) is Structure:
+    if isinstance(A, Structure):
         return A
 
     def make() -> Structure:
