@@ -40,9 +40,11 @@ def floating(name: str, value: Tensor) -> None:
 
 def place(name: str, value: Tensor, graph: GraphTensors) -> None:
     """Check for floating numbers where the graph is."""
-    floating(name, value)
-    known = value.device.type in ("cpu", "cuda")
-    where(name, value, graph, "" if known else f"make {name} on {graph.device}")
+    if value.dtype not in FLOATING:
+        floating(name, value)
+    if value.device != graph.device:
+        known = value.device.type in ("cpu", "cuda")
+        where(name, value, graph, "" if known else f"make {name} on {graph.device}")
 
 
 def where(name: str, value: Tensor, graph: Graph | GraphTensors, mend: str = "") -> None:
