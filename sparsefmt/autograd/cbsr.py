@@ -15,8 +15,9 @@ from torch.autograd import Function
 
 from ..ops.cbsr.api import REDUCTIONS
 from ..ops.engine.bind import word
+from ..ops.engine.call import call
 from .engine import checks as _check
-from .engine.library import LibraryOp
+from .engine.library import LibraryOp, direct
 from .engine.recording import apart, recorded
 from .matmul import Factors, csr_operands, factor_gradients, restored, scaled
 from .tensors.prepare import GraphLike, tensors_of
@@ -244,8 +245,14 @@ def maxk_spgemm(
     """
     out: Tensor
     if not recorded(x, *factors):
+        rows = tensors.rows
+        if rows.structure is not None and direct((x, *factors)):  # asked once for both
+            columns, data = call(MAXK.row, None, x, k)
+            args = columns, data, x.shape[1], *factors, reduce
+            out = call(SPGEMM.row, rows.structure, *args)
+            return out
         columns, data = MAXK(x, k)
-        out = SPGEMM(tensors.rows, columns, data, x.shape[1], *factors, reduce)
+        out = SPGEMM(rows, columns, data, x.shape[1], *factors, reduce)
         return out
     if recorded(*factors):
         columns, data = choose_features(x, k)
