@@ -244,21 +244,15 @@ def maxk_spgemm(
     ``factors`` are edge values, and the scales of rows and columns.
     """
     out: Tensor
-    if not recorded(x, *factors):
-        rows = tensors.rows
-        if rows.structure is not None and direct((x, *factors)):  # asked once for both
-            columns, data = call(MAXK.row, None, x, k)
-            args = columns, data, x.shape[1], *factors, reduce
-            out = call(SPGEMM.row, rows.structure, *args)
-            return out
-        columns, data = MAXK(x, k)
-        out = SPGEMM(rows, columns, data, x.shape[1], *factors, reduce)
-        return out
-    if recorded(*factors):
+    rows, is_recorded = tensors.rows, recorded(x, *factors)
+    if not is_recorded and rows.structure is not None and direct((x, *factors)):  # asked once
+        columns, data = call(MAXK.row, None, x, k)
+        out = call(SPGEMM.row, rows.structure, columns, data, x.shape[1], *factors, reduce)
+    elif is_recorded and not recorded(*factors):  # one node in the place of two
+        out = _MaxkSpgemm.apply(*apart(x, *factors), k, tensors, reduce)  # type: ignore[no-untyped-call]
+    else:
         columns, data = choose_features(x, k)
-        return spgemm(tensors, columns, data, x.shape[1], *factors, reduce=reduce)
-    # One node in the place of two
-    out = _MaxkSpgemm.apply(*apart(x, *factors), k, tensors, reduce)  # type: ignore[no-untyped-call]
+        out = spgemm(tensors, columns, data, x.shape[1], *factors, reduce=reduce)
     return out
 
 
