@@ -15,8 +15,9 @@ from torch.autograd import Function
 
 from ..ops.cbsr.api import REDUCTIONS
 from ..ops.engine.bind import word
+from ..ops.engine.call import call
 from .engine import checks as _check
-from .engine.library import LibraryOp
+from .engine.library import LibraryOp, direct
 from .engine.recording import apart, recorded
 from .matmul import Factors, csr_operands, factor_gradients, restored, scaled
 from .tensors.prepare import GraphLike, tensors_of
@@ -243,14 +244,15 @@ def maxk_spgemm(
     ``factors`` are edge values, and the scales of rows and columns.
     """
     out: Tensor
-    if recorded(*factors):
-        columns, data = choose_features(x, k)
-        return spgemm(tensors, columns, data, x.shape[1], *factors, reduce=reduce)
-    if recorded(x):  # one node in the place of two
+    rows, is_recorded = tensors.rows, recorded(x, *factors)
+    if not is_recorded and rows.structure is not None and direct((x, *factors)):  # asked once
+        columns, data = call(MAXK.row, None, x, k)
+        out = call(SPGEMM.row, rows.structure, columns, data, x.shape[1], *factors, reduce)
+    elif is_recorded and not recorded(*factors):  # one node in the place of two
         out = _MaxkSpgemm.apply(*apart(x, *factors), k, tensors, reduce)  # type: ignore[no-untyped-call]
-        return out
-    columns, data = MAXK(x, k)
-    out = SPGEMM(tensors.rows, columns, data, x.shape[1], *factors, reduce)
+    else:
+        columns, data = choose_features(x, k)
+        out = spgemm(tensors, columns, data, x.shape[1], *factors, reduce=reduce)
     return out
 
 

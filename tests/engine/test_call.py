@@ -24,12 +24,12 @@ class Array:
 class Memory:
     current = 0
 
-    def case(self, args):
+    def case(self, args, names=()):
         arrays = [isinstance(a, Array) for a in args]
         values = [type(a) if isinstance(a, Scalar) else a for a in args]
         facts = (a.width if is_one else a for a, is_one in zip(values, arrays, strict=True))
         addresses = [getattr(a, "address", a if type(a) is Scalar else 0) for a in args]
-        return args[0].gpu != self.current, tuple(facts), addresses, 99
+        return args[0].gpu != self.current, (*names, *facts), addresses, 99
 
     def empty(self, shape, dtype, like):
         return Array(1000 if dtype == "uint8" else 2000, shape)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...errors import DeviceError, DtypeError, ShapeError, UnsupportedError
 from ...graph.graph import Graph
-from ...ops.engine.bind import ENDS, Named, count_of_features, register_library
+from ...ops.engine.bind import ENDS, Arrays, Named, count_of_features, register_library
 from ...ops.engine.bind import bind as bind
 from ...ops.engine.table import Arg, Op
 from ..tensors.tensors import GraphTensors
@@ -43,27 +43,16 @@ def place(name: str, value: Tensor, graph: GraphTensors) -> None:
     if value.dtype not in FLOATING:
         floating(name, value)
     if value.device != graph.device:
-        mend = f'move one of them, graph.to("{value.device}") for instance'
-        if value.device.type not in ("cpu", "cuda"):
-            mend = f"make {name} on {graph.device}"
-        _on_device(name, value, graph, mend)
+        known = value.device.type in ("cpu", "cuda")
+        where(name, value, graph, "" if known else f"make {name} on {graph.device}")
 
 
-def _on_device(name: str, value: Tensor, graph: GraphTensors, mend: str) -> None:
-    """Check for a tensor on the device of the graph."""
-    if value.device != graph.device:
-        raise DeviceError(
-            f"{name} is on {value.device} but the graph is on {graph.device}: {mend}."
-        )
-
-
-def where(name: str, value: Tensor, graph: Graph) -> None:
+def where(name: str, value: Tensor, graph: Graph | GraphTensors, mend: str = "") -> None:
     """Check for a tensor where a graph is, whose tensors need not be there for that."""
-    if value.device != torch.device(graph.device):
-        raise DeviceError(
-            f"{name} is on {value.device} but the graph is on {graph.device}: move one of them, "
-            f'graph.to("{value.device}") for instance.'
-        )
+    device = graph.device
+    if value.device != (torch.device(device) if isinstance(device, str) else device):
+        mend = mend or f'move one of them, graph.to("{value.device}") for instance'
+        raise DeviceError(f"{name} is on {value.device} but the graph is on {device}: {mend}.")
 
 
 def features(name: str, x: Tensor, *, rows: int, axis: str, graph: GraphTensors) -> None:
@@ -123,11 +112,11 @@ def of_heads(name: str, value: Tensor, graph: GraphTensors, x: Tensor) -> None:
     _same_dtype(name, value, x, graph)
 
 
-def _same_dtype(name: str, value: Tensor, x: Tensor, graph: GraphTensors) -> None:
-    """Check for the dtype of x."""
+def _same_dtype(name: str, value: Tensor, x: Tensor, graph: GraphTensors, of_x: str = "x") -> None:
+    """Check for the dtype of x, which ``of_x`` names."""
     if value.dtype is not x.dtype:
         raise DtypeError(
-            f"{name} is {value.dtype} but x is {x.dtype}{_autocast(graph)}: give both in one "
+            f"{name} is {value.dtype} but {of_x} is {x.dtype}{_autocast(graph)}: give both in one "
             f"dtype, {name}.to({x.dtype}) for instance."
         )
 
@@ -136,15 +125,6 @@ def _autocast(graph: GraphTensors) -> str:
     """Return the words of an error that say autocast has changed the user's dtypes."""
     cast = torch.is_autocast_enabled(graph.kind)
     return " under autocast, which narrows all but float64" if cast else ""
-
-
-def own_values(values: Tensor, x: Tensor, graph: GraphTensors) -> None:
-    """Check that the graph's own edge values have the dtype of x."""
-    if values.dtype is not x.dtype:
-        raise DtypeError(
-            f"x is {x.dtype} but the graph's own edge values are {values.dtype}{_autocast(graph)}: "
-            f"give x.to({values.dtype}), or edge_weight in the dtype of x."
-        )
 
 
 def kept(k: Any, feat: int | None) -> int:
@@ -174,7 +154,7 @@ def seed(value: Any, graph: GraphTensors) -> None:
         raise DtypeError(f"seed is {value.dtype}: give int64, seed.long() for instance.")
     if value.numel() != 1:
         raise ShapeError(f"seed has shape {tuple(value.shape)}: give one integer.")
-    _on_device("seed", value, graph, "make it there, or give an int")
+    where("seed", value, graph, "make it there, or give an int")
 
 
 def seed_on_device(value: Any, graph: GraphTensors) -> Tensor:
@@ -206,8 +186,7 @@ def own_part(own: Any, without: Any, graph: GraphTensors) -> None:
         raise DtypeError(f"without is {without.dtype}: give torch.bool.")
     if without.shape != (n, 1):
         raise ShapeError(f"without has shape {tuple(without.shape)}: give {(n, 1)}.")
-    if without.device != graph.device:
-        _on_device("without", without, graph, "move one of them")
+    where("without", without, graph, "move one of them")
 
 
 def bias(value: Any, x: Tensor, graph: GraphTensors) -> None:
@@ -221,18 +200,14 @@ def bias(value: Any, x: Tensor, graph: GraphTensors) -> None:
         )
 
 
-#: Made once, since dynamo makes none: to be of the dtype of another argument.
-_SAME_DTYPE = Arg("")
-
-
-class Tensors:
+class Tensors(Arrays):
     """Torch's tensors as ``bind`` checks them beside the tensors of a graph."""
 
     kind = Tensor
     floats = frozenset(FLOATING)
     layout = torch.strided
 
-    def cast(self, op: Op, A: GraphTensors, args: dict[str, Any]) -> dict[str, Any]:
+    def cast(self, op: Op, A: Any, args: dict[str, Any]) -> dict[str, Any]:
         """Cast arguments as autocast does before the operation."""
         if not torch.is_autocast_enabled(A.kind):
             return args
@@ -245,15 +220,18 @@ class Tensors:
             for name, value in args.items()
         }
 
-    def own_values(self, op: Op, A: GraphTensors, values: Tensor, like: Named) -> Tensor:
+    def own_values(self, op: Op, A: Any, values: Any, like: Named) -> Any:
         """Cast the graph's own values as autocast does; check that they have the dtype of x."""
         (values,) = library.narrowed(A.kind, values)
-        own_values(values, like[1], A)
+        dtype = like[1].dtype
+        if values.dtype is not dtype:
+            raise DtypeError(
+                f"x is {dtype} but the graph's own edge values are {values.dtype}{_autocast(A)}: "
+                f"give x.to({values.dtype}), or edge_weight in the dtype of x."
+            )
         return values
 
-    def check(
-        self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
-    ) -> Any:
+    def check(self, name: str, value: Any, arg: Arg, A: Any, size: int, like: Named | None) -> Any:
         """Check an argument that needs ``size`` rows; raise what is wrong."""
         return getattr(self, arg.check)(name, value, arg, A, size, like)
 
@@ -278,11 +256,7 @@ class Tensors:
         """Check for the dtype, and the shape behind the rows, of another argument."""
         if like is None:
             return value
-        if value.dtype is not like[1].dtype:
-            raise DtypeError(
-                f"{name} is {value.dtype} but {like[0]} is {like[1].dtype}{_autocast(A)}: give "
-                f"both in one dtype, {name}.to({like[1].dtype}) for instance."
-            )
+        _same_dtype(name, value, like[1], A, like[0])
         if arg.behind and value.shape[1:] != like[1].shape[1:]:
             wrong, other = tuple(value.shape), tuple(like[1].shape)
             text = f"{name} has shape {wrong} and {like[0]} {other}: give both as many heads, and "
@@ -361,7 +335,7 @@ class Tensors:
                 f"{A.nnz})."
             )
         if not (x.dtype.itemsize == 2 and value.dtype is torch.float32):
-            self.alike(name, value, _SAME_DTYPE, A, like)
+            _same_dtype(name, value, x, A, other)
         return value
 
     def balanced(

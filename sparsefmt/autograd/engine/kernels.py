@@ -57,10 +57,9 @@ def _spmm_sampled_dx_on_cuda(
     sample = how.seed, how.width, how.strategy
     call(sampling_cuda.sample_rows, S, cols, entries, rows, None, *sample, room)
     t_indptr, rows, perm = _transposed(cols, None if values is None else entries, rows, S.n_cols)
-    T = sampling_cuda.without_chunks(
-        *((S.n_cols, S.n_rows), rows.shape[0], S.index_dtype),
-        *(t_indptr.data_ptr(), rows.data_ptr(), S.once(_of_transposes, room)),
-    )
+    places = t_indptr.data_ptr(), rows.data_ptr()
+    T = Structure(S.n_cols, S.n_rows, rows.shape[0], S.index_dtype, *places, *[0] * 7)
+    T._decided = S.once(_of_transposes, room)
     factors = _row_factors(indptr, row_scale, sums_dtype(grad), how)
     return call(sampling_cuda.spmm_sampled, T, grad, values, col_scale, factors, perm=perm)
 

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_autocast_enabled
 from torch.autograd import profiler
+from torch.compiler import is_compiling
 from torch.nn import Parameter
 from torch.overrides import has_torch_function
 
@@ -211,21 +212,21 @@ class LibraryOp:
     def __call__(self, *args: Any) -> Any:
         """Call the kernel directly, or the library op."""
         row, count = self.row, self.row.structures
-        sides, others = args[:count], args[count:]
-        if (sides[0].structure is not None if sides else others[0].is_cuda) and direct(others):
-            if not sides:
+        rows, others = args[0] if count else None, args[count:]
+        on_gpu = others[0].is_cuda if rows is None else rows.structure is not None
+        if on_gpu and direct(others):
+            if rows is None:
                 return call(row, None, *others)
             if count == 2:
-                columns = sides[1]
-                return call(row, sides[0].structure, columns.structure, columns.perm, *others)
+                columns = args[1]
+                return call(row, rows.structure, columns.structure, columns.perm, *others)
             if row.takes_indptr:
-                return call(row, sides[0].structure, *others, indptr=sides[0].indptr)
-            return call(row, sides[0].structure, *others)
+                return call(row, rows.structure, *others, indptr=rows.indptr)
+            return call(row, rows.structure, *others)
         structures: list[Any] = []
-        if sides:
-            rows = sides[0]
+        if rows is not None:
             structures += rows.indptr, rows.indices, rows.n_cols, rows.plan
-        for side in sides[1:]:
+        for side in args[1:count]:
             structures += side.indptr, side.indices, side.plan, side.perm
         return self.library(*structures, *others)
 
@@ -239,9 +240,9 @@ def direct(args: tuple[Any, ...]) -> bool:
     ``ExecutionTraceObserver`` would answer.
     """
     if (
-        torch.compiler.is_compiling()
+        is_compiling()
         or profiler._is_profiler_enabled
-        or torch.is_autocast_enabled()  # of CUDA
+        or is_autocast_enabled()  # of CUDA
         or has_torch_function(args)
         or _local_keys().raw_repr() not in _EAGER_KEYS
     ):

@@ -3,7 +3,7 @@
 Kernels take pointers: ``data_ptr()`` costs 0.1 µs where an exchange through DLPack costs 15.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ...formats.arrays import Array
-from ...ops.engine.memory import HERE, Scalar, register_memory
+from ...ops.engine.memory import ALIGNMENT, HERE, Scalar, register_memory
 from .precision import bf16_is_allowed
 
 NAMES = {
@@ -54,26 +54,34 @@ class TorchMemory:
 
     address: Any = staticmethod(Tensor.data_ptr)
 
-    def case(self, args: Sequence[Any]) -> tuple[bool, tuple[Any, ...], list[int], int]:
+    def case(
+        self, args: Sequence[Any], names: Iterable[str] = ()
+    ) -> tuple[bool, tuple[Any, ...], list[int], int]:
         """List what the launches of a call depend on."""
         device = args[0].get_device()
-        facts: list[Any] = [device, bf16_is_allowed(), _deterministic()]
-        addresses = []
+        facts: list[Any] = [device, bf16_is_allowed(), _deterministic(), *names]
+        addresses: list[int] = []
+        fact, add, lowest = facts.append, addresses.append, 0
         for a in args:
             if a is None or type(a) in _PLAIN:  # a question to torch's classes takes 0.15 µs
-                facts.append(a)
-                addresses.append(0)
+                fact(a)
+                add(0)
             elif isinstance(a, Tensor):
                 address, strides = a.data_ptr(), a.stride()
                 # Slices of shapes take 0.3 µs.
                 axes = len(strides)
-                behind = None if axes == 1 else a.shape[1] if axes == 2 else a.shape[1:]
-                facts += a.dtype, behind, strides, address & 31
-                addresses.append(address)
+                if axes > 1:
+                    fact(a.shape[1] if axes == 2 else a.shape[1:])
+                fact(a.dtype)
+                fact(strides)
+                lowest |= address
+                add(address)
             else:
                 is_scalar = type(a) is Scalar
-                facts.append(Scalar if is_scalar else a)
-                addresses.append(a if is_scalar else 0)
+                fact(Scalar if is_scalar else a)
+                add(a if is_scalar else 0)
+        if lowest & ALIGNMENT:
+            fact((*map(ALIGNMENT.__and__, addresses),))
         return device != current_device(), tuple(facts), addresses, raw_stream(device)
 
     def pointer(self, a: Tensor | None) -> int:

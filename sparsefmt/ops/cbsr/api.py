@@ -137,13 +137,16 @@ def spgemm(
     A, reduce, S, row_scale, col_scale = bind(
         *(SPGEMM, A), reduce=reduce, S=S, row_scale=row_scale, col_scale=col_scale
     )
-    if A.data is not None:
-        same_dtype("S", S, "A", A)
+    values, feat = A.data, S.shape[1]
+    if values is not None:
+        same_dtype("S", S.data, "A", values)
     if out is not None:
-        inputs = [row_scale, col_scale, *S._arrays().values()]
-        output(out, shape=(A.n_rows, S.n_cols), like=S.data, inputs=inputs, A=A)
-    options = {"row_scale": row_scale, "col_scale": col_scale, "reduce": reduce, "out": out}
-    return call(SPGEMM, A, S.indices, S.data, S.n_cols, values=A.data, **options)
+        inputs = [row_scale, col_scale, S.indices, S.data]
+        output(out, shape=(A.n_rows, feat), like=S.data, inputs=inputs, A=A)
+    return call(
+        *(SPGEMM, A, S.indices, S.data, feat), values=values, row_scale=row_scale,
+        col_scale=col_scale, reduce=reduce, out=out,
+    )  # fmt: skip
 
 
 def sspmm(
@@ -223,18 +226,15 @@ def sspmm(
     )  # fmt: skip
     A = matrix if isinstance(matrix, CSR) else matrix.tocsr()
     if A.data is not None:
-        same_dtype("dY", dY, "A", A)
-    T = perm = None
+        same_dtype("dY", dY, "A", A.data)
+    options = {"deterministic": deterministic, "precision": precision}
     if deterministic or transposed is not None or isinstance(dY, np.ndarray):
-        T, perm, _ = transpose_of(matrix, A, transposed)
+        options["transposed"], options["perm"], _ = transpose_of(matrix, A, transposed)
     if order is not None:
-        order = checked_order(order, A)
+        options["order"] = checked_order(order, A)
     if reduce == "mean":
         row_scale = _shares(A, row_scale, dY)
-    factors_of_entries = A.data, row_scale, col_scale
-    ways = {"deterministic": deterministic, "order": order, "transposed": T, "perm": perm}
-    ways["precision"] = precision
-    dS = call(SSPMM_OUTER, A, S.indices, dY, *factors_of_entries, **ways)
+    dS = call(SSPMM_OUTER, A, S.indices, dY, A.data, row_scale, col_scale, **options)
     return CBSR._trusted(indices=S.indices, data=dS, shape=S.shape)
 
 
@@ -412,12 +412,10 @@ def _no_rounded_windows(
     return reasons or cuda_sspmm.no_windows(A, columns, grad, *others, narrow=True, **options)
 
 
-def _rounding(
-    name: str, run: Any, refuses: Any = _against_rounding, *, deterministic: bool = True
-) -> Kernel:
+def _rounded_panels(run: Callable[..., Any]) -> Kernel:
     """Make the kernel that rounds the gradient of the result, and runs as without."""
-    options: dict[str, Any] = {"deterministic": deterministic, "note": ROUNDED}
-    return Kernel(name, partial(run, narrow=True), ("csr",), "gpu", refuses, **options)
+    options: Any = {"refuses": _against_rounding, "note": ROUNDED}
+    return Kernel("sspmm_csr_panels_rounded", partial(run, narrow=True), ("csr",), "gpu", **options)
 
 
 _CPU = f"{__package__}.cpu"
@@ -430,16 +428,15 @@ SSPMM_OUTER = Op(
     (_PLACES, _GRAD, _VALUES, *SCALES),
     results=_at_places,
     kernels=(
-        _rounding(
-            *("sspmm_csr_windows_rounded", cuda_sspmm.sspmm_windows, _no_rounded_windows),
-            deterministic=False,
+        Kernel(
+            *("sspmm_csr_windows_rounded", cuda_sspmm.sspmm_windows_rounded, ("csr",), "gpu"),
+            *(_no_rounded_windows, False, ROUNDED),
         ),
         Kernel(
             *("sspmm_csr_windows", cuda_sspmm.sspmm_windows, ("csr",), "gpu"),
-            refuses=cuda_sspmm.no_windows,
-            deterministic=False,
+            *(cuda_sspmm.no_windows, False),
         ),
-        _rounding("sspmm_csr_panels_rounded", cuda_sspmm.sspmm_panels),
+        _rounded_panels(cuda_sspmm.sspmm_panels),
         Kernel("sspmm_csr_panels", cuda_sspmm.sspmm_panels, ("csr",), "gpu"),
         Kernel("sspmm_csr_cbsr_numba", deferred(_CPU, "sspmm_outer"), ("csr",), "cpu"),
     ),
@@ -454,7 +451,7 @@ SSPMM = Op(
     (_PLACES, _GRAD, _VALUES, Arg("perm"), *SCALES),
     results=_at_places,
     kernels=(
-        _rounding("sspmm_csr_panels_rounded", cuda_sspmm.sspmm),
+        _rounded_panels(cuda_sspmm.sspmm),
         Kernel("sspmm_csr_panels", cuda_sspmm.sspmm, ("csr",), "gpu"),
         Kernel("sspmm_csr_cbsr_numba", deferred(_CPU, "sspmm"), ("csr",), "cpu"),
     ),

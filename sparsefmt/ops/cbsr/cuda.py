@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._caches import lru_cache
 from ...formats.arrays import VALUE_DTYPES, Array, is_cupy, namespace
 from ...formats.cbsr import column_dtype
 from ..engine import jit
@@ -103,7 +102,7 @@ def instantiations() -> Iterator[tuple[str, str]]:
     """Every kernel that this file may launch: file and C++ name."""
     names: list[tuple[str, tuple[str, ...], tuple[int, ...]]] = []
     for dtype, team in product(VALUE_DTYPES, TEAMS):
-        names.append(("maxk_rows", (dtype, column_name(team[0] * team[1])), team))
+        names.append(("maxk_rows", (dtype, column_dtype(team[0] * team[1]).name), team))
     for moved in product(VALUES.values(), COLUMNS.values()):
         names += [("cbsr_to_dense", moved, ()), ("dense_to_cbsr", moved, ())]
     for dtype, index, column in product(VALUE_DTYPES, ("int32", "int64"), COLUMNS.values()):
@@ -130,12 +129,12 @@ def _load(kernel: str, types: tuple[str, ...], constants: tuple[int, ...] = ()) 
 def maxk(S: Structure, m: Memory, x: Array, k: int) -> Prepared:
     """Prepare columns and values of the ``k`` largest of each row, of at most ``MAX_FEAT``."""
     n_rows, feat, dtype = S.n_rows, x.shape[1], m.dtype(x)
-    columns, size = column_name(feat), ITEMSIZE[dtype]
+    columns, size = column_dtype(feat).name, ITEMSIZE[dtype]
     lanes, width = team = next(team for team in TEAMS if team[0] * team[1] >= feat)
     nbytes, threads = row_bytes(m.row_stride(x), dtype), max(lanes, THREADS)
     aligned = (m.pointer(x) | nbytes | feat * size) % 16 == 0
     few = k <= 2 * min(lanes, -(-feat // _GROUP))
-    kernel = _load("maxk_rows", (dtype, column_name(lanes * width)), team)
+    kernel = _load("maxk_rows", (dtype, column_dtype(lanes * width).name), team)
     launches = []
     for begin in range(0, n_rows, _MOST_ROWS):
         rows = min(n_rows - begin, _MOST_ROWS)
@@ -156,12 +155,6 @@ def _further(launch: Launch, *steps: int) -> Callable[..., None]:
     return lambda stream, *args: launch(stream, *map(add, args, steps))
 
 
-@lru_cache(maxsize=64)
-def column_name(feat: int) -> str:
-    """Name of the dtype of columns; NumPy takes microseconds to tell it."""
-    return column_dtype(feat).name
-
-
 def maxk_too_wide(_: None, x: Array, *__: Any, **___: Any) -> list[str]:
     """Rows that no team of threads holds."""
     feat = x.shape[1]
@@ -172,7 +165,7 @@ def maxk_by_sorting(_: None, x: Array, k: int) -> tuple[Any, Any]:
     """As ``maxk``, for rows of any width: by a stable sort."""
     m, shape = memory_of(x), (x.shape[0], k)
     x, dtype = m.contiguous(x), m.dtype(x)
-    columns, data = m.empty(shape, column_name(x.shape[1]), x), m.empty(shape, dtype, x)
+    columns, data = m.empty(shape, column_dtype(x.shape[1]).name, x), m.empty(shape, dtype, x)
     with m.on_device(x), on_stream(m.stream(x)):
         bits = _bits(m, x)
         chosen = columns_by_sorting(bits, INFINITY[dtype], k)

@@ -1,6 +1,7 @@
 """Launch ``sspmm``: by windows of rows on chip, with atomics, or by panels, deterministic."""
 
 from collections.abc import Callable, Iterator
+from functools import partial, wraps
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -12,11 +13,12 @@ from ...formats.arrays import VALUE_DTYPES, Array, finish, import_cupy
 from ...formats.compressed import CSR
 from ...reorder import Order
 from ..engine import jit
+from ..engine.call import Launcher, Prepared, Result
 from ..engine.jit import ITEMSIZE, Launch, capturing, filling
-from ..engine.memory import memory_of
-from ..engine.structure import Structure, built_at, csr_of, csr_over, structure_of
+from ..engine.memory import Memory, memory_of
+from ..engine.structure import Structure, built_at, csr_of, csr_over, structure_of, without_chunks
 from ..matmul import cuda as matmul_cuda
-from ..matmul.cuda import DENSE_ROWS, NARROW, rounded
+from ..matmul.cuda import DENSE_ROWS, NARROW, rounded, rounded_width
 from .cuda import ALIGNED, COLUMNS, dense_to_cbsr
 from .windows import MOST_COLUMNS, MOST_ROWS, Windows, WindowSizes, prepared_order, windows_of
 
@@ -134,84 +136,103 @@ def no_windows(
     return reasons
 
 
-def sspmm_windows(
-    A: CSR | Structure, columns: Array, grad: Array, values: Array | None = None,
-    row_scale: Array | None = None, col_scale: Array | None = None, *, order: Order | None = None,
-    narrow: bool = False, **_: Any,
+def _prepare_windows(
+    S: Structure, m: Memory, columns: Array, grad: Array, values: Array | None = None,
+    row_scale: Array | None = None, col_scale: Array | None = None, *, narrow: bool = False,
+    **_: Any,
 ) -> Any:  # fmt: skip
-    """Compute ``out[j, t] = sum_i (diag(r) A diag(c))[i, j] grad[i, columns[j, t]]``, by atomics.
+    """Prepare ``out[j, t] = sum_i (diag(r) A diag(c))[i, j] grad[i, columns[j, t]]``, by atomics.
 
     ``narrow`` rounds ``grad``, of float32, to bfloat16 once: sums and all else stay float32.
     """
-    m, own = memory_of(grad), csr_of(A)
-    assert own is not None  # as no_windows found
-    if order is None and type(A) is Structure:  # of tensors, which take the graph's
-        order = prepared_order(own)
-    dtype, (n_cols, k), feat = m.dtype(grad), columns.shape, grad.shape[1]
+    dtype, feat, k = m.dtype(grad), grad.shape[1], columns.shape[1]
+    if not S.n_cols:
+        return Prepared((), (Result((k,), dtype, "n_cols"),))
     gathered = NARROW if narrow else dtype
-    shape = own.shape, A.nnz, ITEMSIZE[gathered], feat, k
-    sizes = window_sizes(*shape, chip(m.device(grad)), ordered=order is not None)
-    assert sizes is not None
-    stream = m.stream(grad)
-    W = windows_of(own, sizes, order, stream=stream)
-    out = m.empty((n_cols, k), dtype, grad)
-    if not n_cols:
-        return out
-    grad, columns, values = m.rows_in_place(grad), m.contiguous(columns), m.contiguous(values)
-    if narrow:
-        grad = rounded(grad)
-    row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
-    in_float32 = ITEMSIZE[dtype] == 2
-    sums = m.empty((n_cols, k), "float32", grad) if in_float32 else out
-    *factors, places, rows, adds = m.pointers(values, col_scale, row_scale, columns, grad, sums)
-    with m.on_device(grad):
-        total = n_cols * k
-        case = total, dtype, gathered, columns.itemsize, k, feat, m.row_stride(grad)
-        zero, launch = W.once(_outer_product, *case, rows % 16, places % 16, adds % 16)
-        zero(stream, adds)
+    stride = rounded_width(feat) if narrow else m.row_stride(grad)
+    rows = 0 if narrow else m.pointer(grad)  # new memory is aligned
+    shape = (S.n_rows, S.n_cols), S.nnz, ITEMSIZE[gathered], feat, k, chip(m.device(grad))
+    sizes = [window_sizes(*shape, ordered=ordered) for ordered in (False, True)]
+    case = S.n_cols, dtype, gathered, columns.itemsize, k, feat, stride, rows, m.pointer(columns)
+    n_cols, prepare = S.n_cols, partial(_outer_product, case=case)
+
+    def run(
+        A: CSR | Structure, columns: Array, grad: Array, values: Array | None = None,
+        row_scale: Array | None = None, col_scale: Array | None = None, *,
+        order: Order | None = None, **options: Any,
+    ) -> Any:  # fmt: skip
+        own, factors = csr_of(A), (values, row_scale, col_scale)
+        if own is None:  # what was built of the graph has gone
+            return sspmm_panels(A, columns, grad, *factors, narrow=narrow, **options)
+        if order is None and type(A) is Structure:  # of tensors, which take the graph's
+            order = prepared_order(own)
+        stream, size = m.stream(grad), sizes[order is not None]
+        assert size is not None  # as no_windows found
+        W = windows_of(own, size, order, stream=stream)
+        out = sums = m.empty((n_cols, k), dtype, grad)
+        if ITEMSIZE[dtype] == 2:
+            sums = m.empty((n_cols, k), "float32", grad)
+        rows = rounded(grad) if narrow else grad
+        zero, launch, narrowed = W.once(prepare)
+        zero(stream, m.pointer(sums))
         if launch is not None:
-            launch(stream, *factors, places, rows, adds)
-        if in_float32:
-            blocks = jit.warps_to_blocks(-(-total // jit.WARP))
-            kernel = jit.load(_FILE, "narrowed", "2Pq", (dtype,))
-            kernel(blocks, (adds, m.pointer(out), total), stream=stream)
-    return out
+            launch(stream, *m.pointers(values, col_scale, row_scale, columns, rows, sums))
+        if narrowed is not None:
+            narrowed(stream, *m.pointers(sums, out))
+        return out
+
+    return run
+
+
+@wraps(_prepare_windows, assigned=())  # for the names of its arguments
+def _prepare_rounded_windows(*args: Any, **options: Any) -> Any:
+    """Prepare the same of ``grad`` rounded to bfloat16."""
+    return _prepare_windows(*args, narrow=True, **options)
+
+
+_OPTIONS: Any = {"in_place": ("grad",), "structure": without_chunks}
+sspmm_windows = Launcher(_prepare_windows, **_OPTIONS)
+sspmm_windows_rounded = Launcher(_prepare_rounded_windows, **_OPTIONS)
 
 
 def _outer_product(
-    W: Windows, total: int, dtype: str, gathered: str, index_bytes: int, k: int, feat: int,
-    stride: int, rows: int, places: int, sums: int,
-) -> tuple[Callable[[int, int], None], Launch | None]:  # fmt: skip
-    """Decide the launches over windows; the last three are the lowest bits of addresses.
+    W: Windows, case: tuple[int, str, str, int, int, int, int, int, int]
+) -> tuple[Callable[..., None], Launch | None, Launch | None]:
+    """Prepare launches over windows: what sets sums to 0, what adds to them, what rounds them.
 
-    The first sets ``total`` sums to 0; there is no second one without entries.
+    There is no second one without entries, and no third one unless values have 2 bytes.
     """
+    n_cols, dtype, gathered, index_bytes, k, feat, stride, rows, places = case
+    total, narrowed, launch = n_cols * k, None, None
+    if ITEMSIZE[dtype] == 2:
+        blocks = jit.warps_to_blocks(-(-total // jit.WARP))
+        narrowed = jit.load(_FILE, "narrowed", "2Pq", (dtype,)).ready(blocks, after=(total,))
     zero = filling(total * max(ITEMSIZE[dtype], 4))
     if not len(W.perm):
-        return zero, None
+        return zero, None, narrowed
     size, device = ITEMSIZE[gathered], chip(jit.current_device())
     wide = max(size, 4)
-    lanes, each = _lanes(dtype, index_bytes, k, sums, places)
+    lanes, each = _lanes(dtype, index_bytes, k, places)
     on_chip = -(-W.height * feat * size // wide) * wide + W.height * wide
     aligned = (rows | stride * size | feat * size) % 16 == 0
     n_rows = len(W.order)
-    types = dtype, W.index_dtype, COLUMNS[index_bytes], gathered
+    types = dtype, W.perm.dtype.name, COLUMNS[index_bytes], gathered
     layout, shared = "10P4q5i", device.of_block
     kernel = jit.load(_FILE, "sspmm_csr_windows", layout, types, (lanes, each), shared=shared)
     sizes = stride, n_rows, -(-n_rows // W.height), W.part_size, W.n_pieces
     launch = kernel.ready(
         W.n_pieces * -(-k // (lanes * each)),
-        W.pointers,
+        tuple(a.data.ptr for a in (W.pieces, W.order, W.words, W.perm)),
         (*sizes, W.height, k, feat, ALIGNED * aligned),
         threads=threads_of_block(on_chip, device),
         shared=on_chip,
     )
-    return zero, launch
+    return zero, launch, narrowed
 
 
-def _lanes(dtype: str, index_bytes: int, k: int, sums: int, columns: int) -> tuple[int, int]:
-    """Lanes of a block, and places of each: 4 where words of four places are aligned."""
-    if k % 4 or (sums | columns * (4 // index_bytes)) % 16:
+def _lanes(dtype: str, index_bytes: int, k: int, columns: int) -> tuple[int, int]:
+    """Choose lanes of a block, and places of each: 4 where words of four places are aligned."""
+    if k % 4 or columns * (4 // index_bytes) % 16:
         return SCALAR_LANES, 1
     if index_bytes > 1 or dtype == "float64":
         return GENERAL_LANES, 4
@@ -232,7 +253,7 @@ def sspmm(
     *,
     narrow: bool = False,
 ) -> Any:
-    """As ``sspmm_windows``, of the transposed structure, deterministic: ``spmm``, then a choice."""
+    """Compute the same of the transposed structure, deterministic: ``spmm``, then a choice."""
     m, feat = memory_of(grad), grad.shape[1]
     dtype = m.dtype(grad)
     width = min(feat, PANEL_BYTES // ITEMSIZE[NARROW if narrow else dtype])

@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -53,16 +52,6 @@ class Windows(Deciding):
     def n_pieces(self) -> int:
         """Number of blocks of threads."""
         return len(self.pieces) - 1
-
-    @cached_property
-    def index_dtype(self) -> str:
-        """Name of the dtype of indices."""
-        return str(self.perm.dtype.name)
-
-    @cached_property
-    def pointers(self) -> tuple[int, ...]:
-        """Device pointers of the four arrays."""
-        return tuple(a.data.ptr for a in (self.pieces, self.order, self.words, self.perm))
 
 
 def windows_of(

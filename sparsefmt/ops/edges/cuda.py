@@ -7,7 +7,6 @@ from typing import Any
 
 from ...formats.arrays import VALUE_DTYPES, Array
 from ...formats.chunks import LONG_ROW
-from ...formats.compressed import CSR
 from ..engine import jit
 from ..engine.call import Prepared, Result, launcher
 from ..engine.jit import ITEMSIZE, filling, row_bytes
@@ -116,18 +115,13 @@ def _features_at_a_time(S: Structure, size: int, heads: int, feat: int, vector: 
 # Edge softmax
 
 
-def _exact(A: CSR | Structure, *_: Any, **__: Any) -> Structure:
-    """Return the structure with its number of long rows, which have blocks of their own."""
-    return exact(A)
-
-
-@launcher(in_place=(), structure=_exact)
+@launcher(in_place=(), structure=exact)  # long rows have blocks of their own
 def edge_softmax(S: Structure, m: Memory, scores: Array, *, out: Array | None = None) -> Prepared:
     """Prepare a softmax over the entries of each row, for each head."""
     return _softmax(S, m.dtype(scores), scores.shape[1:], ("scores", ""), backward=False)
 
 
-@launcher(in_place=(), structure=_exact)
+@launcher(in_place=(), structure=exact)
 def edge_softmax_backward(
     S: Structure, m: Memory, probabilities: Array, grad: Array, *, out: Array | None = None
 ) -> Prepared:

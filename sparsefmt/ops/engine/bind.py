@@ -5,7 +5,7 @@ error names the argument, its value and the mend, or it makes an array of the ar
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Never, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -26,38 +26,13 @@ from ...formats.base import Format
 from ...formats.cbsr import CBSR
 from ...formats.sgt import SGT
 from ...graph.graph import Graph
-from .memory import memory_of
+from .memory import is_contiguous, memory_of
 from .table import FIRST, Arg, Op
 
 TF32, BF16 = PRECISIONS = ("tf32", "bf16")  #: to what float32 features may be rounded
 
 #: The name of an argument that has been checked, and its array.
 Named = tuple[str, Any]
-
-
-class Library(Protocol):
-    """What arrays and tensors differ in."""
-
-    kind: Any  #: the type of arrays
-    floats: frozenset[Any]  #: dtypes of values
-    layout: Any  #: of dense tensors; None for arrays, which have none
-
-    def cast(self, op: Op, A: Any, args: dict[str, Any]) -> dict[str, Any]:
-        """Cast arguments as the library does before an operation."""
-
-    def own_values(self, op: Op, A: Any, values: Any, like: Named) -> Any:
-        """Check that the matrix's own values have the dtype of ``like``."""
-
-    def check(self, name: str, value: Any, arg: Arg, A: Any, size: int, like: Named | None) -> Any:
-        """Check an argument that needs ``size`` rows; return an array, or raise what is wrong."""
-
-
-_libraries: dict[type, Library] = {}
-
-
-def register_library(graph: type, library: Library) -> None:
-    """Check calls whose ``A`` is of that class by ``library``: torch's ``GraphTensors``."""
-    _libraries[graph] = library
 
 
 def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
@@ -83,43 +58,36 @@ def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
     bound: dict[str, Any] = {}  # the name that users see, and the array
     for name, value in args.items():
         arg = named[name]
-        rows, check = arg.rows, arg.check
         if value is None and arg.optional:
             if arg.stored:
-                value, like = A.data if arrays else A.csr_values, bound[arg.like]
-                if value is not None and value.dtype != like[1].dtype:
-                    value = library.own_values(op, A, value, like)
-        elif rows:
-            size = (
-                A.nnz
-                if rows == "entries"
-                else 1
-                if rows == "heads"
-                else shape[1 if rows == "cols" else 0]
-            )
-            like, behind = bound.get(arg.like), arg.behind
+                value = A.data if arrays else A.csr_values
+                if value is not None and value.dtype != bound[arg.like][1].dtype:
+                    value = library.own_values(op, A, value, bound[arg.like])
+        elif arg.rows:
+            axis, like, behind = arg.axis, bound.get(arg.like), arg.behind
+            size = shape[axis] if axis is not None else A.nnz if arg.rows == "entries" else 1
             if not (
                 (type(value) is kind or (not arrays and isinstance(value, kind)))
-                and value.dtype in floats
+                and (value.dtype in floats if like is None else value.dtype == like[1].dtype)
                 and value.ndim in arg.quick
                 and value.shape[0] == size
-                and (like is None or value.dtype == like[1].dtype)
                 and (like is None or not behind or value.shape[1:] == like[1].shape[behind])
                 and (place is None or place == (value.data.device_id if arrays else value.device))
-                and (check not in ("factor", "vectors") if arrays else value.layout is layout)
+                and (not arg.is_copied if arrays else value.layout is layout)
             ):
                 value = library.check(name, value, arg, A, size, like)
-            bound[arg.name] = name, value
-            bound.setdefault(FIRST, (name, value))
-        elif check == "word":
+            bound[arg.name] = named_value = name, value
+            if FIRST not in bound:
+                bound[FIRST] = named_value
+        elif arg.check == "word":
             if type(value) is not str or value not in arg.words:
                 word(name, value, arg.words)
         elif arg.test:
             value = arg.test(name, value)
-        elif check == "precision":
+        elif arg.check == "precision":
             precision(value, *bound[FIRST])
-        elif check == "out":  # None has passed above: ``call`` allocates
-            inputs = [bound[each.name][1] if each.name in bound else None for each in op.arguments]
+        elif arg.check == "out":  # None has passed above: ``call`` allocates
+            inputs = [bound[each][1] if each in bound else None for each in op.names]
             ((wanted, of),) = op.results(A, *inputs)
             value = output(value, shape=wanted, like=of, inputs=inputs, A=A)
         results.append(value)
@@ -178,25 +146,26 @@ def precision(value: object, name: str, X: Any) -> None:
 
 
 class Arrays:
-    """NumPy and CuPy; arrays of other libraries come in through DLPack, sequences are copied."""
+    """NumPy and CuPy; arrays of other libraries come in through DLPack, sequences are copied.
 
-    kind = np.ndarray
-    floats = frozenset(np.dtype(name) for name in ("float16", "float32", "float64"))
-    layout = None
+    ``bind`` asks a subclass, which ``register_library`` registers, about arrays of another library.
+    """
+
+    kind: Any = np.ndarray  #: of arrays
+    floats: frozenset[Any] = frozenset(np.dtype(name) for name in ("float16", "float32", "float64"))
+    layout: Any = None  #: of dense tensors; arrays have none
 
     def cast(self, op: Op, A: Any, args: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments: arrays are never cast."""
+        """Cast arguments as the library does before an operation: arrays are never cast."""
         return args
 
-    def own_values(self, op: Op, A: Format, values: Array, like: Named) -> Never:
-        """Raise what says that the matrix's own values have another dtype."""
+    def own_values(self, op: Op, A: Any, values: Any, like: Named) -> Any:
+        """Check that the matrix's own values have the dtype of ``like``, which these have not."""
         name, X = like
         mend = f"{name}.astype(A.dtype) or A.astype({name}.dtype)"
         raise DtypeError(f"A.data is {A.dtype} but {name} is {X.dtype}: cast one, {mend}.")
 
-    def check(
-        self, name: str, value: Any, arg: Arg, A: Format, size: int, like: Named | None
-    ) -> Any:
+    def check(self, name: str, value: Any, arg: Arg, A: Any, size: int, like: Named | None) -> Any:
         """Check an argument that needs ``size`` rows; return an array, or raise what is wrong."""
         if arg.balanced:
             return _balanced(name, value, A, size, like)
@@ -222,6 +191,14 @@ class Arrays:
 
 
 ARRAYS = Arrays()
+_libraries: dict[type, Arrays] = {}
+
+
+def register_library(graph: type, library: Arrays) -> None:
+    """Check calls whose ``A`` is of that class by ``library``: torch's ``GraphTensors``."""
+    _libraries[graph] = library
+
+
 _AXES: dict[Any, str] = {"rows": "row", "cols": "column"}
 #: What scores belong to.
 ENDS: dict[Any, str] = {
@@ -317,12 +294,12 @@ def _balanced(name: str, S: object, A: Format, size: int, like: Named | None) ->
     """Check for row-balanced features, as wide as others."""
     if not isinstance(S, CBSR):
         raise DtypeError(f"{name} is a {type(S).__name__}: give a CBSR, maxk(X, k) for instance.")
-    if S.n_rows != size:
+    if S.shape[0] != size:
         raise ShapeError(
             f"{name} has {S.n_rows} rows but A has {size} columns: {name} needs one row per "
             f"column of A ({name}.shape == {S.shape}, A.shape == {A.shape})."
         )
-    if like is not None and like[1].shape[1] != S.n_cols:
+    if like is not None and like[1].shape[1] != S.shape[1]:
         raise ShapeError(
             f"{name} has {S.n_cols} columns but {like[0]} has shape {like[1].shape}: give both the "
             "same feature width."
@@ -342,6 +319,10 @@ def same_dtype(name: str, array: Any, other_name: str, other: Any) -> None:
 
 def _check_device(name: str, array: Array, A: Format) -> None:
     """Check for an array on the device of ``A``."""
+    of_A = A._indices
+    on_cpu, is_same = type(of_A) is np.ndarray, type(array) is type(of_A)
+    if is_same and (on_cpu or array.data.device_id == of_A.data.device_id):
+        return  # names of devices take 1 µs
     if device_of(array) != A.device:
         raise DeviceError(
             f"{name} is on {device_of(array)} but A is on {A.device}: move one of them, "
@@ -377,14 +358,15 @@ def output(
     fits = type(out) is kind and out.shape == shape and out.dtype == like.dtype
     if not (fits and (on_cpu or out.data.device_id == like.data.device_id)):
         _check_output(out, shape, like)
-    if not out.flags.c_contiguous:
+    if not (out.flags.c_contiguous if on_cpu else is_contiguous(out)):
         raise FormatError("out is not C-contiguous: give a fresh array, or none.")
     if on_cpu and not out.flags.aligned:
         raise FormatError("out is not aligned to its dtype: give a fresh array, or none.")
     if on_cpu and not out.flags.writeable:
         raise FormatError("out is read-only: give a writeable array, or none.")
     low, high = _bounds(out)
-    for begin, end in (*map(_bounds, inputs), *(() if A is None else _bounds_of(A))):
+    places = [_bounds(a) for a in inputs if a is not None]
+    for begin, end in places if A is None else (*places, *_bounds_of(A)):
         if low < end and begin < high:
             raise FormatError("out overlaps an input: give an array of its own.")
     return out
@@ -416,12 +398,11 @@ def _bounds_of(A: Format) -> tuple[tuple[int, int], ...]:
 
 
 def _bounds(a: Any) -> tuple[int, int]:
-    """Return where an array begins and ends: for None, and for no values, nowhere."""
-    if a is None or not a.size:
-        return 0, 0
-    start = a.__array_interface__["data"][0] if isinstance(a, np.ndarray) else a.data.ptr
-    if a.flags.c_contiguous:
-        return start, start + a.nbytes
-    reach = [stride * (size - 1) for stride, size in zip(a.strides, a.shape, strict=True)]
-    low = start + sum(step for step in reach if step < 0)
-    return low, start + sum(step for step in reach if step > 0) + a.itemsize
+    """Return where an array begins and ends; nowhere if it has no values."""
+    on_cpu, nbytes = isinstance(a, np.ndarray), a.nbytes
+    start = a.__array_interface__["data"][0] if on_cpu else a.data.ptr
+    if nbytes and not (a.flags.c_contiguous if on_cpu else is_contiguous(a)):
+        reach = [stride * (size - 1) for stride, size in zip(a.strides, a.shape, strict=True)]
+        low = start + sum(step for step in reach if step < 0)
+        return low, start + sum(step for step in reach if step > 0) + a.itemsize
+    return (start, start + nbytes) if nbytes else (0, 0)

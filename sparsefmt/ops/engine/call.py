@@ -7,12 +7,12 @@ kernel that accepts prepares its launches; later calls look them up, allocate an
 """
 
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
-from operator import itemgetter
+from operator import is_not, itemgetter
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -24,7 +24,7 @@ from ...formats.compressed import CSR
 from ...formats.convert import numbered_csr
 from . import table
 from .memory import Memory, memories, memory_of
-from .structure import Structure, has_tiles, rows_alone, structure_of, tiled
+from .structure import VALUES, Structure, has_tiles, rows_alone, structure_of, tiled
 from .table import Kernel, Op
 from .transpose import in_csr_order, in_own_order
 
@@ -74,10 +74,11 @@ class Launcher:
     """A kernel on a GPU whose launches are prepared once for a case.
 
     ``prepare(S, m, *arguments, out=..., **options)`` returns the ``Prepared`` launches, or for a
-    case that needs more a function ``(S, *arguments, out=..., **options)``, which is called in
-    their place.  It may depend on what ``Memory.case`` lists, on ``sizes(S)``, and on what
-    structures built in one layout share (``Structure.alike``; that of a CSR shares nothing), but on
-    no other number of rows or entries; where sizes are None, which they are if left out, on all.
+    case that needs more a function ``(A, *arguments, out=..., **options)``, which is called in
+    their place, with the CSR or structure of the call.  It may depend on what ``Memory.case``
+    lists, on ``sizes(S)``, and on what structures built in one layout share (``Structure.alike``;
+    that of a CSR shares nothing), but on no other number of rows or entries; where sizes are None,
+    which they are if left out, on all.
 
     With ``in_place``, names of arguments whose rows may lie at any distance, arrays come to it as
     kernels read them: those contiguous by rows, scales in float32 at least, all others contiguous.
@@ -104,22 +105,21 @@ class Launcher:
         """Run the kernel, whatever its row would choose."""
         return call(self, A, *args, **options)
 
-    def read(self, m: Memory, name: str, value: Any) -> Any:
-        """Return an argument as kernels read it: itself, or a copy."""
-        if name == "out" or not hasattr(value, "dtype"):
-            return value
-        if name in ("row_scale", "col_scale"):
-            return m.factors(value)
-        return (m.rows_in_place if name in (self.in_place or ()) else m.contiguous)(value)
+    def read(self, m: Memory, names: Iterable[str], values: Iterable[Any]) -> list[Any]:
+        """Return arguments as kernels read them: themselves, or copies."""
+        readers = dict.fromkeys(self.in_place or (), m.rows_in_place)
+        readers |= dict.fromkeys(("row_scale", "col_scale", "own_scale"), m.factors)
+        return [
+            readers.get(name, m.contiguous)(value)
+            if hasattr(value, "dtype") and name != "out" and not isinstance(value, CSR)
+            else value
+            for name, value in zip(names, values, strict=True)
+        ]
 
 
 def launcher(**options: Any) -> Callable[[Callable[..., Any]], Launcher]:
     """Make a ``Launcher`` with these options of a function that prepares launches."""
     return lambda prepare: Launcher(prepare, **options)
-
-
-#: Names of the values of a structure that a launch may take; ``""`` is a null pointer.
-_OF_STRUCTURE = ("", "indptr", "indices", "start", "slot", "cut", "long", "nnz")
 
 
 def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
@@ -139,64 +139,64 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
         ``out`` if the kernel returns nothing.
     """
     S: Any = None
-    prepared: Any = None
-    if row.sizes is not None and (type(A) is Structure or _is_on_gpu(A, args)):
+    prepared, kind = S, type(A)
+    if row.sizes is not None and (
+        kind is Structure
+        or (isinstance(A, CSR) and type(A.indices) is not np.ndarray)
+        or (A is None and type(args[0]) is not np.ndarray)
+    ):
         inputs = args if row.structures < 2 else args[2:]  # behind the transpose and its numbers
         x = inputs[0]
-        if A is None:
-            S = rows_alone(x.shape[0])
-        elif row.structure is not None:
+        if row.structure is not None:
             S = row.structure(A, *args, **options)
+        elif kind is Structure:
+            S = A
         else:
-            S = A if type(A) is Structure else structure_of(A)
+            S = rows_alone(x.shape[0]) if A is None else structure_of(A)
         m = memories.get(type(x)) or memory_of(x)
-        elsewhere, case, addresses, stream = m.case((*inputs, *options.values()))
+        elsewhere, case, addresses, stream = m.case((*inputs, *options.values()), options)
         if elsewhere:
             with m.on_device(x):
                 return call(row, A, *args, **options)
-        if options:
-            case += (*options,)
         decided = S.decided.get(row.name) or S.decide(row.name, row.sizes)
         prepared = decided.get(case)
     asked = question.get()
     if asked is not None and type(row) is Op and not asked.runs(row, A, *args, **options):
         return options.get("out")
-    # The choice among tiles depends on what has been built of them by now.
-    anew = bool(tiled) and S is not None and type(row) is Op and has_tiles(S)
-    if prepared is None or anew:
-        for kernel in row.candidates[_ON_GPU if type(A) is Structure else place_of(A, args)]:
-            if kernel.refuses is None or not kernel.refuses(A, *args, **options):
-                break
-        else:
-            raise _refusal(row, A, args, options)
-        # Chosen anew, a Launcher comes back here as a row of its own, whose launches are kept.
-        if S is None or anew or type(kernel.run) is not Launcher:
-            try:
-                out = kernel.run(A, *args, **options)
-                return options.get("out") if out is None else out
-            except OutOfMemoryError:
-                raise
-            except MemoryError as error:
-                raise out_of_memory(f"{row.title} by {kernel.name}", error) from error
-        prepared = decided[case] = _prepare(kernel.run, S, m, inputs, options)
+    if prepared is None or tiled:
+        # The choice among tiles depends on what has been built of them by now.
+        anew = bool(tiled) and S is not None and type(row) is Op and has_tiles(S)
+        if prepared is None or anew:
+            for kernel in row.candidates[_ON_GPU if kind is Structure else place_of(A, args)]:
+                if kernel.refuses is None or not kernel.refuses(A, *args, **options):
+                    break
+            else:
+                raise _refusal(row, A, args, options)
+            # Chosen anew, a Launcher comes back here as a row of its own, whose launches are kept.
+            if S is None or anew or type(kernel.run) is not Launcher:
+                try:
+                    out = kernel.run(A, *args, **options)
+                    return options.get("out") if out is None else out
+                except OutOfMemoryError:
+                    raise
+                except MemoryError as error:
+                    raise out_of_memory(f"{row.title} by {kernel.name}", error) from error
+            prepared = decided[case] = _prepare(kernel.run, S, m, inputs, options)
     if type(prepared) is not Prepared:
-        return prepared(S, *args, **options)
-    values = [0, S.indptr, S.indices, S.start, S.slot, S.cut, S.long, S.nnz]
-    results = []
+        return prepared(A, *args, **options)
+    values, out = [*S.values], ()
     for shape, dtype, rows in prepared.results:
-        result = m.empty((getattr(S, rows), *shape), dtype, x)
-        results.append(result)
-        values.append(m.address(result))
-    if prepared.workspace[1]:
-        workspace = m.empty(prepared.workspace[1:], "uint8", x)
+        out += (m.empty((getattr(S, rows), *shape), dtype, x),)
+        values.append(m.address(out[-1]))
+    before, size = prepared.workspace
+    if size:
+        workspace = m.empty((size,), "uint8", x)
         begin = m.address(workspace)
-        values += begin, begin + prepared.workspace[0]
+        values += begin, begin + before
     values += addresses
     for launch, in_order in prepared.launches:
         launch(stream, *in_order(values))
-    if not results:
-        return options.get("out")
-    return results[0] if len(results) == 1 else tuple(results)
+    return out if len(out) > 1 else out[0] if out else options.get("out")
 
 
 def _refusal(row: Any, A: Any, args: tuple[Any, ...], options: dict[str, Any]) -> UnsupportedError:
@@ -205,13 +205,6 @@ def _refusal(row: Any, A: Any, args: tuple[Any, ...], options: dict[str, Any]) -
 
     explanation = explain_choice(row, A, args, options)
     return UnsupportedError(f"no kernel can run this {row.title}.\n{explanation}")
-
-
-def _is_on_gpu(A: Any, args: tuple[Any, ...]) -> bool:
-    """Return True for a CSR on a GPU, or features there without a matrix."""
-    if A is None:
-        return type(args[0]) is not np.ndarray
-    return isinstance(A, CSR) and type(A.indices) is not np.ndarray
 
 
 def place_of(A: Any, args: tuple[Any, ...]) -> tuple[str, bool]:
@@ -230,45 +223,37 @@ def _prepare(
     """Prepare the launches of a case, and how their arguments are picked from all values."""
     names = *launcher.arguments[: len(args)], *options
     arrays = *args, *options.values()
-    if launcher.in_place is not None and any(
-        launcher.read(m, name, value) is not value
-        for name, value in zip(names, arrays, strict=True)
-    ):
-        return partial(_copy_first, launcher)
+    if launcher.in_place is not None:
+        copies = launcher.read(m, names, arrays)
+        if any(map(is_not, copies, arrays)):
+            return partial(_copy_first, launcher)
     prepared = launcher.prepare(S, m, *args, **options)
     if type(prepared) is not Prepared:
         return prepared
     results = () if options.get("out") is not None else prepared.results
     of_workspace = ("workspace", "workspace_end") if prepared.workspace[1] else ()
     of_results = ("out", *(f"out_{number}" for number in range(1, len(results))))[: len(results)]
-    places = {name: place for place, name in enumerate(_OF_STRUCTURE)}
+    places = {name: place for place, name in enumerate(VALUES)}
     first = len(places)
     # The name of a new result stands for it, not for the ``out`` among the options.
     for place, name in enumerate((*of_results, *of_workspace, *names), first):
         if name not in places:
             places[name] = place
-    launches = tuple(
-        (launch, _getter([places.get(name, 0) for name in of_launch]))
-        for launch, of_launch in prepared.launches
-    )
-    return replace(prepared, launches=launches, results=results)
+    launches = []
+    for launch, of_launch in prepared.launches:
+        at = [places.get(name, 0) for name in of_launch]
+        # One place of a slice, so that it is a tuple too
+        in_order = itemgetter(*at) if len(at) > 1 else itemgetter(slice(at[0], at[0] + 1))
+        launches.append((launch, in_order))
+    return replace(prepared, launches=tuple(launches), results=results)
 
 
-def _getter(places: list[int]) -> Callable[[list[int]], tuple[int, ...]]:
-    """Return what picks these values from a list, as a tuple."""
-    if len(places) > 1:
-        return itemgetter(*places)
-    (place,) = places
-    return itemgetter(slice(place, place + 1))
-
-
-def _copy_first(launcher: Launcher, S: Structure, *args: Any, **options: Any) -> Any:
+def _copy_first(launcher: Launcher, A: Any, *args: Any, **options: Any) -> Any:
     """Run a launcher on copies of those arrays that its kernel cannot read."""
-    m = memory_of(args[0])
-    named = zip(launcher.arguments, args, strict=False)
-    copies = (launcher.read(m, name, value) for name, value in named)
-    options = {name: launcher.read(m, name, value) for name, value in options.items()}
-    return call(launcher, S, *copies, **options)
+    names = *launcher.arguments[: len(args)], *options
+    copies = launcher.read(memory_of(args[0]), names, (*args, *options.values()))
+    copied_options = dict(zip(options, copies[len(args) :], strict=True))
+    return call(launcher, A, *copies[: len(args)], **copied_options)
 
 
 # Matrices in other formats than CSR

@@ -5,7 +5,7 @@ A launcher takes arrays, asks ``memory_of`` one of them, and from then on calls 
 memory of tensors when it is imported.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from operator import attrgetter
@@ -14,9 +14,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...formats.arrays import Array, allocating, finish, import_cupy, is_cupy, out_of_memory
+from ...formats.compressed import CSR
 from ...formats.primitives import expand
+from ...reorder import Order
 
 HERE: AbstractContextManager[object] = nullcontext()
+#: The bits of an address that launches may depend on: loads have 16 bytes.
+ALIGNMENT = 31
 
 
 class Scalar(int):
@@ -25,11 +29,17 @@ class Scalar(int):
     __slots__ = ()
 
 
+#: Launches are prepared for all arguments of such a class alike, which they ask at each call.
+ALIKE = frozenset((Scalar, CSR, Order))
+
+
 class Memory(Protocol):
     """The operations that libraries of arrays name differently."""
 
-    def case(self, args: Sequence[Any]) -> tuple[bool, tuple[Any, ...], list[int], int]:
-        """List what the launches of a call depend on.
+    def case(
+        self, args: Sequence[Any], names: Iterable[str] = ()
+    ) -> tuple[bool, tuple[Any, ...], list[int], int]:
+        """List what the launches of a call depend on; ``names`` are of its last arguments.
 
         Returns
         -------
@@ -37,7 +47,8 @@ class Memory(Protocol):
             True if the arrays are on another GPU than the current one.
         case : tuple
             The GPU, what the library allows, and of each array its dtype, axes behind the first
-            one, strides and the lowest 5 bits of its address; other arguments as they are.
+            one, and strides or that it is contiguous; other arguments as they are, or their class.
+            Behind them, unless all are 0, the lowest 5 bits of the addresses.
         addresses : list of int
             Of all arguments; 0 for those that are no arrays, and the value of a ``Scalar``.
         stream : int
@@ -116,23 +127,31 @@ class CupyMemory:
         self._cupy, self._current_stream = cupy, cupy.cuda.get_current_stream
         self._current_device, self._array = cupy.cuda.runtime.getDevice, cupy.ndarray
 
-    def case(self, args: Sequence[Any]) -> tuple[bool, tuple[Any, ...], list[int], int]:
+    def case(
+        self, args: Sequence[Any], names: Iterable[str] = ()
+    ) -> tuple[bool, tuple[Any, ...], list[int], int]:
         """List what the launches of a call depend on."""
         device = args[0].data.device_id
-        facts: list[Any] = [device]
-        addresses = []
+        facts: list[Any] = [device, *names]
+        addresses: list[int] = []
+        array, fact, add, lowest = self._array, facts.append, addresses.append, 0
         for a in args:
             if a is None:
-                facts.append(None)
-                addresses.append(0)
-            elif isinstance(a, self._array):
+                fact(None)
+                add(0)
+            elif isinstance(a, array):
                 address = a.data.ptr
-                facts += a.dtype, a.shape[1:], a.strides, address & 31
-                addresses.append(address)
+                fact(a.dtype)
+                fact(a.shape[1:])
+                fact(a._c_contiguous or a.strides)
+                lowest |= address
+                add(address)
             else:
-                is_scalar = type(a) is Scalar
-                facts.append(Scalar if is_scalar else a)
-                addresses.append(a if is_scalar else 0)
+                kind = type(a)
+                fact(kind if kind in ALIKE else a)
+                add(a if kind is Scalar else 0)
+        if lowest & ALIGNMENT:  # memory as CuPy allocates it has none of these bits
+            fact((*map(ALIGNMENT.__and__, addresses),))
         elsewhere = device != self._current_device()
         return elsewhere, tuple(facts), addresses, self._current_stream().ptr
 
@@ -178,7 +197,9 @@ class CupyMemory:
     def empty(self, shape: Sequence[int], dtype: str, like: Array) -> Any:
         """Return uninitialised memory on the device of ``like``."""
         try:  # a context that tells what was allocated would write its text each time
-            with self.on_device(like):
+            if like.data.device_id == self._current_device():
+                return self._cupy.empty(shape, dtype)
+            with like.device:
                 return self._cupy.empty(shape, dtype)
         except MemoryError as error:
             raise out_of_memory(f"a result of shape {shape}", error) from error
@@ -257,10 +278,7 @@ def _find(a: Array) -> Memory:
 
 def is_contiguous(a: Array) -> bool:
     """Return True if a CuPy array is C-contiguous."""
-    try:
-        return bool(a._c_contiguous)  # 0.05 µs: what ``flags``, which take 0.6, are made of
-    except AttributeError:  # another version of CuPy
-        return bool(a.flags.c_contiguous)
+    return bool(a._c_contiguous)  # 0.05 µs: what ``flags``, which take 0.6, are made of
 
 
 def rows_apart(a: Array) -> bool:

@@ -18,6 +18,8 @@ from .jit import view
 Place: TypeAlias = tuple[int, int, int, int, int]
 Decided = TypeVar("Decided")
 
+#: Names of the values of a structure that a launch may take; ``""`` is a null pointer.
+VALUES = "", "indptr", "indices", "start", "slot", "cut", "long", "nnz"
 _lock = Lock()
 
 
@@ -86,6 +88,8 @@ class Structure(Deciding):
     decided: dict[str, dict[Hashable, Any]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
+    #: What launches may take of it, in the order of ``VALUES``.
+    values: tuple[int, ...] = field(init=False, default=(), repr=False, compare=False)
 
     def decide(self, name: str, sizes: Callable[["Structure"], Hashable]) -> dict[Hashable, Any]:
         """Return what is prepared for ``name``, shared by structures alike in ``sizes``.
@@ -97,22 +101,20 @@ class Structure(Deciding):
         shared = self._decided if key is None or self.alike is None else self.alike
         decided: dict[Hashable, Any] = shared.setdefault((name, key), {})
         self.decided[name] = decided
+        arrays = self.indptr, self.indices, self.start, self.slot, self.cut, self.long
+        self.values = 0, *arrays, self.nnz
         return decided
-
-    @property
-    def arrays(self) -> tuple[int, int, int, int]:
-        """Return pointers to row ends, columns, and starts and shared borders of the chunks."""
-        return self.indptr, self.indices, self.start, self.slot
 
 
 def structure_of(A: CSR | Structure) -> Structure:
     """Return the structure of a CSR on a GPU, built once; itself for a structure."""
     if isinstance(A, Structure):
         return A
-    return A._built().ask("structure", lambda: _structure(A))
+    built = A._built()
+    return built.found.get("structure") or built.ask("structure", lambda: _structure(A))
 
 
-def exact(A: CSR | Structure) -> Structure:
+def exact(A: CSR | Structure, *_: Any, **__: Any) -> Structure:
     """Return the structure, its build waited for, for what the number of blocks or rows decides."""
     S = A if type(A) is Structure else structure_of(A)
     if S.report is None:
@@ -143,6 +145,19 @@ def _structure(A: CSR) -> Structure:
         indices=A.indices.data.ptr,
         **chunk_pointers(A.chunks),
     )
+
+
+def without_chunks(A: CSR | Structure, *_: Any, **__: Any) -> Structure:
+    """Return the structure of a CSR without chunks, made once: they cost time and a wait."""
+    if isinstance(A, Structure):
+        return A
+
+    def make() -> Structure:
+        arrays = A.indptr.data.ptr, A.indices.data.ptr
+        return Structure(*A.shape, A.nnz, A.index_dtype.name, *arrays, *[0] * 7)
+
+    built = A._built()
+    return built.found.get("without chunks") or built.ask("without chunks", make)
 
 
 def transposed(A: CSR) -> tuple[CSR, Array]:

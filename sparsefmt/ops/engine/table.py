@@ -74,6 +74,8 @@ class Arg:
     behind: slice | None = field(default=None, init=False)  #: the part of ``like``'s shape it has
     quick: tuple[int, ...] = field(default=(), init=False)  #: axes that a quick look knows
     widens: bool = field(default=False, init=False)  #: whether it may be float32 beside 2 bytes
+    is_copied: bool = field(default=False, init=False)  #: whether arrays have no quick look
+    axis: int | None = field(default=None, init=False)  #: of the matrix, which it has a row for
 
     def __post_init__(self) -> None:
         """Choose the check that ``bind`` runs, and what a quick look compares."""
@@ -84,6 +86,7 @@ class Arg:
             check = "vectors" if self.rows == "heads" else "scores" if self.score else check
             check = "balanced" if self.balanced else check
         self.__dict__.update(check=check, widens=check in ("factor", "scores", "vectors"))
+        self.__dict__.update(is_copied=check in ("factor", "vectors"), axis=_AXES.get(self.rows))
         axes = (1,) if self.alike == "dtype" else self.axes
         self.__dict__["quick"] = () if self.balanced else axes
         if self.like and check != "factor":
@@ -99,6 +102,7 @@ class Arg:
 #: Stands for the first array of a call, whose dtype factors have.
 FIRST = "*"
 _CHECKS = {"str": "word", "precision": "precision", "out": "out"}
+_AXES: dict[str | None, int] = {"rows": 0, "vertices": 0, "cols": 1}
 _BEHIND = {"shape": slice(1, None), "heads": slice(1, -1)}
 #: Arguments of public functions that no schema has.
 PRECISION, OUT = (Arg(name, optional=True, kind=name) for name in ("precision", "out"))
@@ -137,6 +141,7 @@ class Op:
     functions: tuple[str, ...] = ()  #: public functions that choose among the kernels
     library: bool = True  #: whether torch has a library op of it
     candidates: dict[tuple[str, bool], tuple[Kernel, ...]] = field(init=False, repr=False)
+    names: tuple[str, ...] = field(init=False, repr=False)  #: of the arguments behind structures
     named: dict[str, Arg] = field(init=False, repr=False)  #: arguments by all their names
     #: Of an operation whose launches are prepared, see ``call.Launcher``: numbers of a structure
     #: that they depend on.  None: its kernels are chosen anew for each call.
@@ -151,6 +156,7 @@ class Op:
         launcher: Any = next(launchers, None)
         sizes, structure = getattr(launcher, "sizes", None), getattr(launcher, "structure", None)
         self.__dict__.update(named=named, sizes=sizes, structure=structure)
+        self.__dict__["names"] = tuple(arg.name for arg in self.arguments)
         self.fill_slots(())
         _operations[self.name] = self
 
@@ -168,11 +174,6 @@ class Op:
             for format, gpu in product(FORMATS, (True, False))
         }
         self.__dict__.update(kernels=kernels, candidates=candidates)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the arguments behind the structures."""
-        return tuple(arg.name for arg in self.arguments)
 
     @property
     def title(self) -> str:

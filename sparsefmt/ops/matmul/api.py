@@ -141,7 +141,7 @@ def spmm(
         # Values travel with the matrix, which may be converted.
         A = A.with_data(weights.reshape(A._indices.shape) if A.format == "cbsr" else weights)
     options = {"reduce": reduce, "precision": precision, "costs": costs}
-    options |= {"row_scale": scales[0], "col_scale": scales[1]}
+    options["row_scale"], options["col_scale"] = scales
     if X.ndim == 2:
         return call(SPMM, A, X, values=A.data, out=out, **options)
     # Features of heads that share their values lie side by side.

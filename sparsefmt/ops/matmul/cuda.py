@@ -4,17 +4,16 @@ Scales are float32 for 2-byte values, else of their dtype.  Nothing is checked b
 cannot do: the callers have checked their arrays.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from math import prod
-from operator import is_not
 from typing import Any, NamedTuple
 
 from ...formats.arrays import VALUE_DTYPES, Array
 from ...formats.compressed import COO, CSR
 from ..engine import jit
 from ..engine.call import Launcher, Prepared, Result
-from ..engine.jit import ITEMSIZE, fill, row_bytes
+from ..engine.jit import ITEMSIZE, fill, filling, row_bytes
 from ..engine.memory import Memory, memory_of
 from ..engine.structure import Sizes, Structure, structure_of
 
@@ -135,11 +134,11 @@ def _of_products(
 # Products with a CSR
 
 
-def sizes(S: Structure) -> tuple[bool, ...]:
-    """Compare the sizes of a structure with the limits that launches of products depend on."""
+def sizes(S: Structure) -> tuple[int, ...]:
+    """Compare the sizes of a structure with limits of launches; fills depend on numbers of rows."""
     size = S.n_cols * 256
     dense, wide = S.nnz >= DENSE_ROWS * S.n_rows, (size <= WIDE_BYTES, size > SMALL_BYTES)
-    return S.n_rows > 0, S.nnz > 0, dense, *wide, S.nnz >= LEAST_GATHERS * S.n_cols
+    return S.nnz > 0 or -S.n_rows, S.n_rows > 0, dense, *wide, S.nnz >= LEAST_GATHERS * S.n_cols
 
 
 def _prepare(
@@ -165,11 +164,12 @@ def _prepare(
     heads = values.shape[1] if values is not None and values.ndim == 2 else 0
     shape = (heads, x.shape[-1]) if heads else (x.shape[1],)
     feat = prod(shape)
-    if not (S.n_rows and feat and S.nnz):
-        return _fill_empty
-    arrays = x, values, row_scale, col_scale, own, own_scale, bias
-    if any(map(is_not, arrays, _in_memory(m, *arrays))):
-        return _copy_first
+    results, count = (Result(shape, dtype),), S.n_rows * feat
+    if not (S.nnz and count):
+        fills = [(filling(count * ITEMSIZE[dtype]), ("out",))]
+        if arg is not None and reduce != "chosen":  # no entry wins
+            fills.append((filling(count * ITEMSIZE[S.index_dtype], 0xFF), ("arg",)))
+        return Prepared(tuple(fills) if count else (), results)
     stride, own_stride = m.row_stride(x), -1
     if own is not None:
         own_stride = row_bytes(m.row_stride(own), dtype)
@@ -216,7 +216,7 @@ def _prepare(
         with_arg = arg is not None and reduce != "chosen"
         nbytes = shared_rows_bytes(S, dtype, feat, arg=with_arg)
         workspace = shared_rows_bytes(S, dtype, feat), nbytes
-    return Prepared(tuple(launches), (Result(shape, dtype),), workspace)
+    return Prepared(tuple(launches), results, workspace)
 
 
 #: Arguments that both kernels of a product take last.
@@ -226,17 +226,17 @@ _ARGUMENTS = (
     *("x", "out", *_LAST, "nnz"),
 )
 _ARGUMENTS_OF_CUTS = "indptr", "start", "cut", "row_scale", "out", *_LAST
-spmm = Launcher(_prepare, sizes)
+spmm = Launcher(_prepare, sizes, in_place=("x", "own"))
 
 
-def _round_first(S: Structure, m: Memory, *_: Any, **__: Any) -> Callable[..., Any]:
+def _round_first(S: Structure, m: Memory, *args: Any, **options: Any) -> Any:
     """Prepare ``spmm`` of float32 features that are rounded to bfloat16 once."""
 
-    def run(S: Structure, x: Array, *args: Any, **options: Any) -> Any:
+    def run(A: CSR | Structure, x: Array, *args: Any, **options: Any) -> Any:
         feat = x.shape[1]
-        return spmm(S, rounded(memory_of(x).rows_in_place(x))[:, :feat], *args, **options)
+        return spmm(A, rounded(memory_of(x).rows_in_place(x))[:, :feat], *args, **options)
 
-    return run if S.nnz else _fill_empty
+    return run if S.nnz else _prepare(S, m, *args, **options)
 
 
 spmm_rounded = Launcher(_round_first, sizes)
@@ -245,51 +245,6 @@ spmm_rounded = Launcher(_round_first, sizes)
 def shape_of_heads(S: CSR | Structure | Sizes, x: Array, values: Array) -> tuple[int, int, int]:
     """Return the shape of a product with values of several heads."""
     return S.n_rows, values.shape[1], x.shape[-1]
-
-
-def _in_memory(
-    m: Memory, x: Array, values: Array, row_scale: Array, col_scale: Array, own: Array,
-    own_scale: Array, bias: Array,
-) -> tuple[Any, ...]:  # fmt: skip
-    """Return arrays as the kernel reads them: themselves, or copies."""
-    scales = m.factors(row_scale), m.factors(col_scale)
-    own = None if own is None else m.rows_in_place(own)
-    own_part = own, m.factors(own_scale), m.contiguous(bias)
-    return m.rows_in_place(x), m.contiguous(values), *scales, *own_part
-
-
-def _copy_first(
-    S: Structure, x: Array, values: Array | None = None, perm: Array | None = None,
-    row_scale: Array | None = None, col_scale: Array | None = None, reduce: str = "sum",
-    own: Array | None = None, own_scale: Array | None = None, one_more: bool = False,
-    bias: Array | None = None, **options: Any,
-) -> Any:  # fmt: skip
-    """Run ``spmm`` on copies of those arrays that the kernel cannot read."""
-    arrays = x, values, row_scale, col_scale, own, own_scale, bias
-    x, values, *scales, own, own_scale, bias = _in_memory(memory_of(x), *arrays)
-    own_part = own, own_scale, one_more, bias
-    return spmm(S, x, values, perm, *scales, reduce, *own_part, **options)
-
-
-def _fill_empty(
-    S: Structure, x: Array, values: Array | None = None, perm: Array | None = None,
-    row_scale: Array | None = None, col_scale: Array | None = None, reduce: str = "sum", *_: Any,
-    out: Array | None = None, arg: Array | None = None, **__: Any,
-) -> Any:  # fmt: skip
-    """Write the result of a matrix without entries: 0, and no entry that wins."""
-    m = memory_of(x)
-    dtype = "float32" if m.dtype(x) == "uint16" else m.dtype(x)
-    of_heads = values is not None and values.ndim == 2
-    shape = shape_of_heads(S, x, values) if of_heads else (S.n_rows, x.shape[1])
-    if out is None:
-        out = m.empty(shape, dtype, x)
-    count = prod(shape)
-    if count:
-        stream = m.stream(x)
-        fill(m.pointer(out), count * ITEMSIZE[dtype], 0, stream)
-        if arg is not None and reduce != "chosen":
-            fill(m.pointer(arg), count * ITEMSIZE[S.index_dtype], 0xFF, stream)
-    return out
 
 
 def rounded(x: Array) -> Any:

@@ -130,7 +130,8 @@ def _launch(S: Structure, kind: int, arrays: _Arrays, like: Array, flags: int) -
         sizes = *(row_bytes(stride, dtype) for stride in strides), S.blocks, feat, kind, flags
         blocks = S.blocks * (width // shape.width)
         row_bytes(feat, dtype)  # the kernel counts in the rows of results as in those it reads
-        kernel(blocks, (*S.arrays, *at, carry, S.nnz, *sizes), threads=THREADS, stream=stream)
+        structure = S.indptr, S.indices, S.start, S.slot
+        kernel(blocks, (*structure, *at, carry, S.nnz, *sizes), threads=THREADS, stream=stream)
         if nbytes:
             kernel = jit.load(_FILE, "message_cut_rows", "5P6i", types)
             args = S.indptr, S.start, S.cut, at[5], carry, S.n_cuts, feat, width, *shape, flags

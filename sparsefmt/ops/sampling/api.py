@@ -110,9 +110,10 @@ def spmm_sampled(
         X=X, values=None, row_scale=row_scale, col_scale=col_scale, out=out,
     )  # fmt: skip
     refuse_both(mean, rescale)
-    options = SampleOptions(seed, width, strategy, mean, rescale)._asdict()
-    options |= {"row_scale": row_scale, "col_scale": col_scale}
-    return call(SPMM_SAMPLED, A, X, values=values, **options, out=out)
+    return call(
+        *(SPMM_SAMPLED, A, X), values=values, row_scale=row_scale, col_scale=col_scale, seed=seed,
+        width=width, strategy=strategy, mean=mean, rescale=rescale, out=out,
+    )  # fmt: skip
 
 
 def sample(A: Format, width: int, *, strategy: str = "bucket", seed: int = 0) -> CSR:

@@ -6,7 +6,7 @@ have fewer than 2**31 entries.
 """
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -19,7 +19,7 @@ from ..engine import jit
 from ..engine.call import Prepared, Result, launcher
 from ..engine.jit import ITEMSIZE, filling, row_bytes
 from ..engine.memory import Memory, Scalar
-from ..engine.structure import Structure, exact, structure_of
+from ..engine.structure import Structure, exact, structure_of, without_chunks
 from ..matmul.cuda import Shape, load_shape, spmm
 from .options import ALL, STRATEGIES
 
@@ -85,36 +85,6 @@ def _variants(dtype: str) -> Iterator[tuple[int, ...]]:
 # Structures
 
 
-def without_chunks(
-    shape: tuple[int, int],
-    nnz: int,
-    index_dtype: str,
-    indptr: int,
-    indices: int,
-    decided: dict[Hashable, Any] | None = None,
-) -> Structure:
-    """Describe a CSR at these two addresses, whose rows no chunks share out.
-
-    ``decided`` keeps what is prepared for structures of these sizes, wherever they lie.
-    """
-    S = Structure(*shape, nnz, index_dtype, indptr, indices, *[0] * 7)
-    if decided is not None:
-        S._decided = decided
-    return S
-
-
-def _without_chunks(A: CSR | Structure, *_: Any, **__: Any) -> Structure:
-    """Return the structure of a CSR without chunks, made once: they cost time and a wait."""
-    if isinstance(A, Structure):
-        return A
-
-    def make() -> Structure:
-        arrays = A.indptr.data.ptr, A.indices.data.ptr
-        return without_chunks(A.shape, A.nnz, A.index_dtype.name, *arrays)
-
-    return A._built().ask("structure without chunks", make)
-
-
 def _structure(
     A: CSR | Structure, x: Array, values: Array | None = None, row_scale: Array | None = None,
     col_scale: Array | None = None, seed: Any = None, width: int = ALL, *_: Any, **__: Any,
@@ -122,11 +92,13 @@ def _structure(
     """Return the structure, with chunks if rows may be taken whole or chunks exist already."""
     if isinstance(A, Structure):
         return exact(A)  # whether rows are cut decides the kernel
-    if width * A.n_rows < A.nnz and "chunks" not in A._built().found:
-        return _without_chunks(A)
+    built = A._built()
+    if width * A.n_rows < A.nnz and "chunks" not in built.found:
+        return without_chunks(A)
     # Torch traces calls without the longest row, and those of eager mode are to add up alike.
-    build = partial(replace, structure_of(A), longest=A.chunks.longest)
-    return A._built().ask("structure of sampled rows", build)
+    return built.found.get("structure of sampled rows") or built.ask(
+        "structure of sampled rows", lambda: replace(structure_of(A), longest=A.chunks.longest)
+    )
 
 
 # The product
@@ -205,13 +177,13 @@ def spmm_sampled(
 
 
 def _take_all(
-    S: Structure, x: Array, values: Array | None = None, row_scale: Array | None = None,
+    A: CSR | Structure, x: Array, values: Array | None = None, row_scale: Array | None = None,
     col_scale: Array | None = None, *_: Any, mean: bool, perm: Array | None = None,
     out: Array | None = None, **__: Any,
 ) -> Any:  # fmt: skip
     """Run ``spmm``: the sample of each row has all its entries."""
     reduce = "mean" if mean else "sum"
-    return spmm(S, x, values, perm, row_scale, col_scale, reduce, out=out)
+    return spmm(A, x, values, perm, row_scale, col_scale, reduce, out=out)
 
 
 def _seeds(seed: Any) -> tuple[str, str]:
@@ -290,7 +262,7 @@ def _rows_of_block(
 # The gradient of values, and the sample itself
 
 
-@launcher(in_place=("x", "grad"), structure=_without_chunks)
+@launcher(in_place=("x", "grad"), structure=without_chunks)
 def spmm_sampled_da(
     S: Structure, m: Memory, x: Array, grad: Array, row_scale: Array, col_scale: Array, seed: Any,
     width: int, strategy: str, mean: bool, rescale: bool, *, out: Array | None = None,
@@ -314,7 +286,7 @@ def spmm_sampled_da(
     return Prepared(tuple(launches), results)
 
 
-@launcher(in_place=(), structure=_without_chunks)
+@launcher(in_place=(), structure=without_chunks)
 def sample_rows(
     S: Structure, m: Memory, cols: Array, entries: Array, rows: Array, to: Array, seed: Any,
     width: int, strategy: str, room: int,

@@ -23,6 +23,8 @@ class SampleOptions(NamedTuple):
 
 def integer(name: str, value: Any) -> int:
     """Check that a value is an integer of any kind, but no bool, and return it as an int."""
+    if type(value) is int:
+        return value
     try:
         if not isinstance(value, bool) and "bool" not in str(getattr(value, "dtype", "")):
             return operator.index(value)
