@@ -367,7 +367,9 @@ class Convolution(Passing):
     def _has_defaults(self) -> bool:
         """Return True if all options that need other code than one node are unset."""
         sampled = self.training_sample if self.training else self.sample
-        return sampled is None and self._defaults.items() <= self.__dict__.items()
+        if sampled is not None:
+            return False
+        return all([getattr(self, name) == value for name, value in self._defaults.items()])
 
     def _graph(self, x: Tensor, edge_index: GraphLike) -> GraphLike:
         """Return the graph among the vertices of ``x``, with the values that count."""

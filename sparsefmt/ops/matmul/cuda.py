@@ -162,7 +162,7 @@ def _prepare(
     dtype, narrow = m.dtype(x), m.dtype(x) == "uint16"
     dtype = "float32" if narrow else dtype
     heads = values.shape[1] if values is not None and values.ndim == 2 else 0
-    shape = (heads, x.shape[-1]) if heads else (x.shape[1],)
+    shape = x.shape[1:2] if values is None or values.ndim < 2 else (heads, x.shape[-1])
     feat = prod(shape)
     results, count = (Result(shape, dtype),), S.n_rows * feat
     if not (S.nnz and count):
