@@ -14,7 +14,7 @@ from ....formats.arrays import Array
 from ....formats.compressed import CSR
 from ...edges import cuda as edges_cuda
 from ...engine import jit
-from ...engine.call import Launcher
+from ...engine.call import launcher
 from ...engine.jit import ITEMSIZE, fill
 from ...engine.memory import Memory, memory_of
 from ...engine.structure import Structure, structure_of, transposed
@@ -185,7 +185,8 @@ def gat_attention(
 # The product of scores that vectors make
 
 
-def _prepare_vectors(
+@launcher(sizes=sizes)
+def gat_of_vectors(
     S: Structure, m: Memory, h: Array, source: Array, target: Array, bias: Array | None,
     edges: Array | None, loop_edges: Array | None, *_: Any, train: bool = False,
     narrow: bool = False,
@@ -236,13 +237,13 @@ def _prepare_vectors(
     return run
 
 
-def _prepare_training(S: Structure, m: Memory, *args: Any, **options: Any) -> Callable[..., Any]:
+@launcher(sizes=sizes)
+def gat_of_vectors_with_statistics(
+    S: Structure, m: Memory, *args: Any, **options: Any
+) -> Callable[..., Any]:
     """Prepare the product, and the statistics that its gradient reads."""
-    return _prepare_vectors(S, m, *args, train=True, **options)
-
-
-gat_of_vectors = Launcher(_prepare_vectors, sizes)
-gat_of_vectors_with_statistics = Launcher(_prepare_training, sizes)
+    run: Callable[..., Any] = gat_of_vectors.prepare(S, m, *args, train=True, **options)
+    return run
 
 
 # Gradients
@@ -276,7 +277,8 @@ def gat_backward(
     return dh, d_el, d_er, d_loops, d_edges
 
 
-def _prepare_backward(
+@launcher(sizes=sizes, structures=2)
+def gat_of_vectors_backward(
     S: Structure, m: Memory, grad: Array, out: Array, plus: Array, of_rows: Array, of_edges: bool,
     *args: Any, narrow: bool = False,
 ) -> Callable[..., Any]:  # fmt: skip
@@ -324,9 +326,6 @@ def _prepare_backward(
         return dh, partial.sum(0), d_loops, d_edges
 
     return run
-
-
-gat_of_vectors_backward = Launcher(_prepare_backward, sizes, structures=2)
 
 
 def _gradients(
