@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import zip_longest
+from itertools import count, zip_longest
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
@@ -24,7 +24,7 @@ from ...formats.compressed import CSR
 from ...formats.convert import numbered_csr
 from . import table
 from .memory import Memory, memories, memory_of
-from .structure import Structure, has_tiles, rows_alone, structure_of, tiled
+from .structure import Structure, has_tiles, rows_alone, structure_of, tiled, transposed
 from .table import Kernel, Op
 from .transpose import in_csr_order, in_own_order
 
@@ -41,7 +41,10 @@ question: ContextVar[Question | None] = ContextVar("question", default=None)
 
 
 class Result(NamedTuple):
-    """A result of a case: as many rows as the structure's ``rows`` counts, each of that shape."""
+    """A result of a case: as many rows as the structure's ``rows`` counts, each of that shape.
+
+    Where ``rows`` is empty it has the shape itself.
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -55,12 +58,17 @@ class Prepared:
     A launch takes the arguments of these names: those of the kernel, the structure's ``"indptr",
     "indices", "start", "slot", "cut", "long"`` and ``"nnz"``, the results ``"out"`` and
     ``"out_1"``, and ``"workspace"`` and ``"workspace_end"``, whose bytes ``workspace`` counts.
-    ``""`` is a null pointer.
+    ``""`` is a null pointer, a number stands for itself, and ``(name, bytes)`` for an address so
+    far behind that one.  Of a transpose there are ``"t_indptr"`` to ``"t_cut"``, and ``"perm"``.
     """
 
     launches: tuple[tuple[Callable[..., None], Any], ...]  #: with names; ``call`` makes a getter
     results: tuple[Result, ...]
     workspace: tuple[int, int] = (0, 0)  #: bytes before ``workspace_end``, and in all
+    finish: Callable[[list[Any]], Any] = tuple  #: makes what a call returns of the results
+    lasts: bool = True  #: whether later calls of the case may launch the same
+    constants: tuple[float, ...] = ()  #: ``call`` collects them
+    parts: tuple[tuple[int, int], ...] = ()  #: likewise: places of addresses, and bytes
 
 
 _ON_GPU = ("csr", True)  # as every ``Structure``
@@ -81,7 +89,9 @@ class Launcher:
 
     With ``in_place``, names of arguments whose rows may lie at any distance, arrays come to it as
     kernels read them: those contiguous by rows, scales in float32 at least, all others contiguous.
-    ``structure(A, *arguments, **options)`` replaces what kernels see of a matrix.
+    ``names`` are those of what ``prepare`` takes as ``*arguments``, behind its own.
+    ``structure(A, *arguments, **options)`` replaces what kernels see of a matrix.  With two
+    ``structures`` the transpose comes before the arguments, and is made if a call has none.
     """
 
     def __init__(
@@ -91,6 +101,7 @@ class Launcher:
         structures: int = 1,
         *,
         in_place: tuple[str, ...] | None = None,
+        names: tuple[str, ...] = (),
         structure: Callable[..., Structure] | None = None,
     ) -> None:
         self.prepare, self.sizes, self.structures = prepare, sizes, structures
@@ -98,7 +109,8 @@ class Launcher:
         self.__module__, self.__name__ = prepare.__module__, prepare.__name__
         self.name = self.title = f"{prepare.__module__}.{prepare.__qualname__}"
         self.candidates = {_ON_GPU: (Kernel(self.name, self),)}
-        self.arguments = tuple(inspect.signature(prepare).parameters)[2:]
+        own = [*inspect.signature(prepare).parameters][structures + 1 :]
+        self.arguments = *(own[: own.index("arguments")] if names else own), *names
 
     def __call__(self, A: CSR | Structure | None, *args: Any, **options: Any) -> Any:
         """Run the kernel, whatever its row would choose."""
@@ -108,7 +120,7 @@ class Launcher:
         """Return an argument as kernels read it: itself, or a copy."""
         if name == "out" or not hasattr(value, "dtype"):
             return value
-        if name in ("row_scale", "col_scale"):
+        if name in _SCALES:
             return m.factors(value)
         return (m.rows_in_place if name in (self.in_place or ()) else m.contiguous)(value)
 
@@ -118,8 +130,14 @@ def launcher(**options: Any) -> Callable[[Callable[..., Any]], Launcher]:
     return lambda prepare: Launcher(prepare, **options)
 
 
+#: Arguments that kernels take in float32 at least.
+_SCALES = {"row_scale", "col_scale", "el", "er", "edges", "loop_edges", "att"}
 #: Names of the values of a structure that a launch may take; ``""`` is a null pointer.
 _OF_STRUCTURE = ("", "indptr", "indices", "start", "slot", "cut", "long", "nnz")
+_OF_TRANSPOSE = ("t_indptr", "t_indices", "t_start", "t_slot", "t_cut", "perm")
+
+
+_NOTHING: tuple[Any, ...] = None, None, None, ()
 
 
 def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
@@ -138,8 +156,7 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
     array or tuple of arrays
         ``out`` if the kernel returns nothing.
     """
-    S: Any = None
-    prepared: Any = None
+    S, prepared, T, of_transpose = _NOTHING
     if row.sizes is not None and (type(A) is Structure or _is_on_gpu(A, args)):
         inputs = args if row.structures < 2 else args[2:]  # behind the transpose and its numbers
         x = inputs[0]
@@ -154,13 +171,15 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
         if elsewhere:
             with m.on_device(x):
                 return call(row, A, *args, **options)
-        if options:
-            case += (*options,)
+        case += (*options,)
         decided = S.decided.get(row.name) or S.decide(row.name, row.sizes)
-        prepared = decided.get(case)
     asked = question.get()
     if asked is not None and type(row) is Op and not asked.runs(row, A, *args, **options):
         return options.get("out")
+    if S is not None:
+        if row.structures == 2:
+            args, case, T, of_transpose = _transpose_first(row, m, A, args, case)
+        prepared = decided.get(case)
     # The choice among tiles depends on what has been built of them by now.
     anew = bool(tiled) and S is not None and type(row) is Op and has_tiles(S)
     if prepared is None or anew:
@@ -178,25 +197,25 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
                 raise
             except MemoryError as error:
                 raise out_of_memory(f"{row.title} by {kernel.name}", error) from error
-        prepared = decided[case] = _prepare(kernel.run, S, m, inputs, options)
+        prepared = _prepare(kernel.run, S, T, m, inputs, options)
+        if getattr(prepared, "lasts", True):
+            decided[case] = prepared
     if type(prepared) is not Prepared:
         return prepared(S, *args, **options)
-    values = [0, S.indptr, S.indices, S.start, S.slot, S.cut, S.long, S.nnz]
-    results = []
-    for shape, dtype, rows in prepared.results:
-        result = m.empty((getattr(S, rows), *shape), dtype, x)
-        results.append(result)
-        values.append(m.address(result))
+    values = [0, S.indptr, S.indices, S.start, S.slot, S.cut, S.long, S.nnz, *of_transpose]
+    results = [
+        m.empty((getattr(S, rows), *shape) if rows else shape, dtype, x)
+        for shape, dtype, rows in prepared.results
+    ]
+    values += map(m.address, results)
     if prepared.workspace[1]:
-        workspace = m.empty(prepared.workspace[1:], "uint8", x)
-        begin = m.address(workspace)
+        begin = m.address(workspace := m.empty(prepared.workspace[1:], "uint8", x))  # noqa: F841
         values += begin, begin + prepared.workspace[0]
-    values += addresses
+    values += *addresses, *prepared.constants
+    values += [values[place] + further for place, further in prepared.parts]
     for launch, in_order in prepared.launches:
         launch(stream, *in_order(values))
-    if not results:
-        return options.get("out")
-    return results[0] if len(results) == 1 else tuple(results)
+    return prepared.finish(results) if results else options.get("out")
 
 
 def _refusal(row: Any, A: Any, args: tuple[Any, ...], options: dict[str, Any]) -> UnsupportedError:
@@ -205,6 +224,19 @@ def _refusal(row: Any, A: Any, args: tuple[Any, ...], options: dict[str, Any]) -
 
     explanation = explain_choice(row, A, args, options)
     return UnsupportedError(f"no kernel can run this {row.title}.\n{explanation}")
+
+
+def _transpose_first(
+    row: Op | Launcher, m: Memory, A: CSR, args: tuple[Any, ...], case: tuple[Any, ...]
+) -> tuple[tuple[Any, ...], tuple[Any, ...], Structure, tuple[int, ...]]:
+    """Return arguments and case with a transpose, its structure, and what launches may take of it.
+
+    It is made if the arguments have none.
+    """
+    T, perm = sides = args[:2] if args[0] is not None else transposed(A)
+    T = T if type(T) is Structure else (row.structure or structure_of)(T)
+    values = T.indptr, T.indices, T.start, T.slot, T.cut, m.pointer(perm)
+    return (*sides, *args[2:]), (*case, T.blocks, T.n_cuts), T, values
 
 
 def _is_on_gpu(A: Any, args: tuple[Any, ...]) -> bool:
@@ -225,8 +257,9 @@ def place_of(A: Any, args: tuple[Any, ...]) -> tuple[str, bool]:
 
 
 def _prepare(
-    launcher: Launcher, S: Structure, m: Memory, args: tuple[Any, ...], options: dict[str, Any]
-) -> Any:
+    launcher: Launcher, S: Structure, T: Structure | None, m: Memory, args: tuple[Any, ...],
+    options: dict[str, Any],
+) -> Any:  # fmt: skip
     """Prepare the launches of a case, and how their arguments are picked from all values."""
     names = *launcher.arguments[: len(args)], *options
     arrays = *args, *options.values()
@@ -235,23 +268,35 @@ def _prepare(
         for name, value in zip(names, arrays, strict=True)
     ):
         return partial(_copy_first, launcher)
-    prepared = launcher.prepare(S, m, *args, **options)
+    sides, of_sides = ((), _OF_STRUCTURE) if T is None else ((T,), _OF_STRUCTURE + _OF_TRANSPOSE)
+    prepared = launcher.prepare(S, m, *sides, *args, **options)
     if type(prepared) is not Prepared:
         return prepared
     results = () if options.get("out") is not None else prepared.results
     of_workspace = ("workspace", "workspace_end") if prepared.workspace[1] else ()
     of_results = ("out", *(f"out_{number}" for number in range(1, len(results))))[: len(results)]
-    places = {name: place for place, name in enumerate(_OF_STRUCTURE)}
-    first = len(places)
+    every = *of_sides, *of_results, *of_workspace, *names
     # The name of a new result stands for it, not for the ``out`` among the options.
-    for place, name in enumerate((*of_results, *of_workspace, *names), first):
-        if name not in places:
-            places[name] = place
-    launches = tuple(
-        (launch, _getter([places.get(name, 0) for name in of_launch]))
-        for launch, of_launch in prepared.launches
-    )
-    return replace(prepared, launches=launches, results=results)
+    places: dict[str, int] = {name: place for place, name in reversed([*enumerate(every)])}
+    flat = [arg for _, of_launch in prepared.launches for arg in of_launch]
+    constants = tuple(arg for arg in flat if not isinstance(arg, str | tuple))
+    parts = tuple((places.get(arg[0], 0), arg[1]) for arg in flat if isinstance(arg, tuple))
+    constant, part = count(len(every)), count(len(every) + len(constants))
+
+    def place(arg: str | tuple[str, int] | float) -> int:
+        if isinstance(arg, str):
+            return places.get(arg, 0)
+        return next(part) if isinstance(arg, tuple) else next(constant)
+
+    launches = tuple((launch, _getter([*map(place, args)])) for launch, args in prepared.launches)
+    finish = itemgetter(0) if prepared.finish is tuple and len(results) == 1 else prepared.finish
+    of_case: dict[str, Any] = {
+        "results": results,
+        "constants": constants,
+        "parts": parts,
+        "finish": finish,
+    }
+    return replace(prepared, launches=launches, **of_case)
 
 
 def _getter(places: list[int]) -> Callable[[list[int]], tuple[int, ...]]:
@@ -264,11 +309,12 @@ def _getter(places: list[int]) -> Callable[[list[int]], tuple[int, ...]]:
 
 def _copy_first(launcher: Launcher, S: Structure, *args: Any, **options: Any) -> Any:
     """Run a launcher on copies of those arrays that its kernel cannot read."""
+    sides, args = ((), args) if launcher.structures < 2 else (args[:2], args[2:])
     m = memory_of(args[0])
     named = zip(launcher.arguments, args, strict=False)
     copies = (launcher.read(m, name, value) for name, value in named)
     options = {name: launcher.read(m, name, value) for name, value in options.items()}
-    return call(launcher, S, *copies, **options)
+    return call(launcher, S, *sides, *copies, **options)
 
 
 # Matrices in other formats than CSR
