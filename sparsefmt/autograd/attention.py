@@ -329,7 +329,7 @@ def _check_square(why: str, tensors: GraphTensors) -> None:
 
 def from_scores(tensors: GraphTensors, options: Options, *inputs: Tensor | None) -> Tensor:
     """Run ``gat_aggregate`` on ``h, el, er`` and scores of entries and loops, unchecked."""
-    return _run(_Gat, GAT, GAT_WITH_STATISTICS, tensors, options, None, *inputs)
+    return _run(_Gat, GAT, GAT_WITH_STATISTICS, tensors, options, *inputs)
 
 
 def from_vectors(tensors: GraphTensors, options: Options, *inputs: Tensor | None) -> Tensor:
@@ -398,9 +398,9 @@ def unversioned(ctx: Any, out: Tensor) -> Tensor:
 
 def gradients(
     ctx: Any, name: str, op: Any, grad: Tensor, saved: Sequence[Any], of_edges: bool, *,
-    statistics: int = 2, first: int = 0, also: tuple[Tensor, ...] = (),
+    statistics: int = 2, also: tuple[Tensor, ...] = (),
 ) -> Any:  # fmt: skip
-    """Compute what the op of the gradients returns, from the inputs behind the first ones.
+    """Compute what the op of the gradients returns.
 
     ``saved`` end with the result and so many statistics.  Whoever differentiates again is refused,
     in the tensors of ``also`` too.  What forward did not round is not rounded, even if torch allows
@@ -413,7 +413,7 @@ def gradients(
         if ctx.versioned is not None and ctx.versioned._version != ctx.version:
             out, *of_rows = ctx.op(tensors.rows, *inputs, *ctx.numbers)
         sides = tensors.rows, tensors.columns
-        args = *sides, grad, out, *of_rows, of_edges, *inputs[first:], *ctx.numbers
+        args = *sides, grad, out, *of_rows, of_edges, *inputs, *ctx.numbers
         if also and torch.is_grad_enabled():
             return once(name, lambda *args: op(*args[len(also) :]), *also, *args)
         return once(name, op, *args)
@@ -436,9 +436,9 @@ class _Gat(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        args = GAT_BACKWARD, grad, ctx.saved_tensors, ctx.needs_input_grad[4]
-        dh, d_el, d_er, d_loops, d_edges = gradients(ctx, "gat_aggregate", *args, first=1)
-        return _wanted(ctx, None, dh, d_el, d_er, d_edges, d_loops)
+        args = GAT_BACKWARD, grad, ctx.saved_tensors, ctx.needs_input_grad[3]
+        dh, d_el, d_er, d_loops, d_edges = gradients(ctx, "gat_aggregate", *args)
+        return _wanted(ctx, dh, d_el, d_er, d_edges, d_loops)
 
 
 class _GatOfVectors(Function):

@@ -389,11 +389,11 @@ def test_loops_may_have_scores_of_their_own(monkeypatch, dtype, options):
     edges, loop_edges = features(A.nnz, (3,), dtype), features(A.n_rows, (3,), dtype)
     inputs = H, el, er, edges, loop_edges
     numbers = options.get("seed", 0), 0.2, options.get("dropout", 0.0), True
-    attention_loops.gat_with_statistics(A, None, *inputs, *numbers)  # compiled
+    attention_loops.gat_with_statistics(A, *inputs, *numbers)  # compiled
     attention_loops.gat_backward(A, None, None, grad, None, None, None, True, *inputs, *numbers)
     attention_loops.gat_attention(A, el, er, edges, 0.2, True)
     with guarded_memory(np, monkeypatch) as buffers:
-        out, plus, statistics = attention_loops.gat_with_statistics(A, None, *inputs, *numbers)
+        out, plus, statistics = attention_loops.gat_with_statistics(A, *inputs, *numbers)
         forward = None, None, None
         dH, d_el, d_er, d_loops, d_edges = attention_loops.gat_backward(
             A, None, None, grad, *forward, True, *inputs, *numbers

@@ -38,6 +38,7 @@ from sparsefmt.autograd import (  # noqa: E402
 from sparsefmt.autograd.attention import gat_of_vectors  # noqa: E402
 from sparsefmt.errors import ShapeError, UnsupportedError  # noqa: E402
 from sparsefmt.ops.attention.score import Options  # noqa: E402
+from sparsefmt.ops.engine import small  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -166,6 +167,11 @@ def test_a_layer_is_the_sum_of_its_parts(device, dtype):
         assert_near(y, expected, dtype=dtype, gradient=False)
         for mine, theirs in zip(found, wanted, strict=True):
             assert_near(mine, theirs, dtype=dtype)
+
+
+def test_so_is_a_large_one_by_compiled_loops(monkeypatch):
+    monkeypatch.setattr(small, "MOST_OF_ATTENTION", -1)
+    test_a_layer_is_the_sum_of_its_parts("cpu", torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

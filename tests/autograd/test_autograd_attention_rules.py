@@ -198,9 +198,9 @@ def test_every_op_keeps_the_rules_of_library_ops(device, index_dtype, traced):
     calls = []
     bare = h, el, er, None, None, None, 0.2, 0.0, False
     for args in (bare, (h, el, er, edges, own, seed, 0.2, 0.3, True)):
-        found = OPS.gat_with_statistics(*A, None, *args)
-        for bias, of_edges in itertools.product((None, source.flatten()), (False, True)):
-            calls += [(op, (*A, bias, *args)) for op in (OPS.gat, OPS.gat_with_statistics)]
+        found = OPS.gat_with_statistics(*A, *args)
+        calls += [(op, (*A, *args)) for op in (OPS.gat, OPS.gat_with_statistics)]
+        for of_edges in (False, True):
             kept = *both, grad, *found, of_edges
             calls.append((OPS.gat_backward, (*kept, *args)))
     forward = OPS.gat_of_vectors, OPS.gat_of_vectors_with_statistics
@@ -240,13 +240,13 @@ def test_ops_called_directly_obey_autocast(device):
         x, _, kept = OPS.gat_of_vectors_with_statistics(
             *A, h, source, source, source, edges, None, *numbers
         )
-        y, *stats = OPS.gat_with_statistics(*A, source, h, el, el, edges, None, *numbers)
+        y, *stats = OPS.gat_with_statistics(*A, h, el, el, edges, None, *numbers)
         z = OPS.attend(*A, h, h, None, source, edges, None, 0.2, 1.0, 0.0, False)
-        double = OPS.gat(*A, None, *(one.double() for one in (h, el, el)), None, None, *numbers)
+        double = OPS.gat(*A, *(one.double() for one in (h, el, el)), None, None, *numbers)
     narrow, wide = torch.bfloat16, torch.float32
     dtypes = [one.dtype for one in (y, stats[0], z, x, stats[1], kept, double)]
     assert dtypes == [narrow, narrow, narrow, narrow, wide, wide, torch.float64]
-    expected = OPS.gat(*A, source.to(narrow), h.to(narrow), el, el, edges, None, *numbers)
+    expected = OPS.gat(*A, h.to(narrow), el, el, edges, None, *numbers)
     assert torch.equal(y, expected)
 
 

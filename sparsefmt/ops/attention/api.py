@@ -423,8 +423,7 @@ def _forward(
     A, x, args, options = _checked(op, A, arrays, numbers, scale, precision)
     inputs, shape = [a for a in args if hasattr(a, "dtype")], (A.n_rows, *x.shape[1:])
     out = output(out, shape=shape, like=x, inputs=inputs, A=A)
-    bias = (None,) if options else ()
-    result: Array = call(op, structure(A), *bias, *args, out=out, **options)
+    result: Array = call(op, structure(A), *args, out=out, **options)
     return result
 
 

@@ -57,8 +57,8 @@ def _gradient(like: str, saved: str) -> tuple[Arg, ...]:
     return Arg("grad", "rows", (2, 3), like), *unchecked(f"{saved}, bool of_edges")
 
 
-def _result(S: Structure, _: Array, x: Array, *__: Any) -> Shapes:
-    """Return those of the result; second of the arguments are the sources' features."""
+def _result(S: Structure, x: Array, *_: Any) -> Shapes:
+    """Return those of the result; first of the arguments are features."""
     return (((S.n_rows, *x.shape[1:]), x),)
 
 
@@ -75,9 +75,9 @@ _OF_VECTORS = _H, _vectors("source", "h"), _vectors("target", "h"), _BIAS, *_OPT
 _SAVED = _gradient("h", "Tensor out, Tensor plus, Tensor statistics")
 
 
-def _gat_results(S: Structure, bias: Array, h: Array, *_: Any) -> Shapes:
+def _gat_results(S: Structure, h: Array, *_: Any) -> Shapes:
     """Return those of the result, its positive part, and the statistics of each row and head."""
-    (out,) = _result(S, bias, h)
+    (out,) = _result(S, h)
     return out, out, ((S.n_rows, heads_and_feat(h)[0], 4), sums_dtype(h))
 
 
@@ -133,9 +133,9 @@ def _gat_row(
 
 _OWN: dict[str, Any] = {"converts": False}
 _FORWARD: dict[str, Any] = {
-    "sizes": lambda bias, h, *_: heads_and_feat(h),
-    "gathered": 1,
-    "narrowed": ("bias", "h"),
+    "sizes": lambda h, *_: heads_and_feat(h),
+    "gathered": 0,
+    "narrowed": ("h",),
 }
 _OF_GRADIENTS: dict[str, Any] = {"gathered": 2, "structures": 2}
 _VECTORS: dict[str, Any] = {
@@ -144,9 +144,9 @@ _VECTORS: dict[str, Any] = {
     "narrowed": ("h", "source", "target", "bias"),
     **_OWN,
 }
-GAT = _gat_row("gat", (_BIAS, *_GAT), _result, **_FORWARD)
+GAT = _gat_row("gat", _GAT, _result, **_FORWARD)
 GAT_WITH_STATISTICS = _gat_row(
-    *("gat_with_statistics", (_BIAS, *_GAT), _gat_results), returns=3, **(_FORWARD | _OWN)
+    *("gat_with_statistics", _GAT, _gat_results), returns=3, **(_FORWARD | _OWN)
 )
 GAT_BACKWARD = _gat_row(
     *("gat_backward", (*_SAVED, *_GAT), _gat_gradients),
@@ -199,7 +199,7 @@ def _pairs(*, additive: bool = False) -> tuple[Arg, ...]:
 def _pairwise_results(S: Structure, queries: Array, keys: Array, *_: Any) -> Shapes:
     """Return those of the result, and of the statistics of each row and head."""
     statistics = (S.n_rows, heads_and_feat(keys)[0], 2), sums_dtype(keys)
-    return *_result(S, queries, keys), statistics
+    return *_result(S, keys), statistics
 
 
 def _pairwise_gradients(S: Structure, *args: Any) -> Shapes:
@@ -223,7 +223,7 @@ def _pairwise_price(S: Structure, *args: Any, passes: int = 1) -> Price:
 
 
 def _pairwise_row(
-    name: str, results: Callable[..., Any] = _result,
+    name: str, results: Callable[..., Any] = lambda S, queries, keys, *_: _result(S, keys),
     launcher: Callable[..., Any] = pairwise.pairwise, *, saved: tuple[Arg, ...] = (),
     additive: bool = False, **facts: Any,
 ) -> Op:  # fmt: skip

@@ -14,6 +14,7 @@ import numpy as np
 from ...errors import DtypeError, ShapeError
 from ...formats.arrays import Array
 from ...formats.base import Format
+from ..engine.memory import Scalar
 
 
 class Options(NamedTuple):
@@ -43,6 +44,21 @@ class GatArguments(NamedTuple):
     loops: bool = False
 
 
+class VectorArguments(NamedTuple):
+    """Arguments that rows of ``gat_of_vectors`` end with, in their order."""
+
+    h: Any  #: features, (n, heads, feat) or (n, heads * feat) as the vectors say
+    source: Any  #: the vectors, of which scores of sources are made
+    target: Any
+    bias: Any  #: likewise; None for none
+    edges: Any  #: as in ``GatArguments``, like what follows
+    loop_edges: Any
+    seed: Any
+    slope: float
+    dropout: float
+    loops: bool
+
+
 class PairwiseArguments(NamedTuple):
     """Arguments that all rows of ``pairwise`` end with, in their order."""
 
@@ -61,11 +77,11 @@ class PairwiseArguments(NamedTuple):
 class Dropping(NamedTuple):
     """Which entries are dropped: those whose random word is below ``below``."""
 
-    seed: Any = 0
+    seed: Any = 0  #: on a GPU the name of an argument, or 0
     below: Any = 0
     scale: Any = 1.0  #: of the others
-    #: Of an int64 on a GPU that replaces the seed, so that a CUDA graph can draw anew; 0 for none.
-    seed_at: int = 0
+    #: The name of an int64 on a GPU that replaces the seed, so that a CUDA graph can draw anew.
+    seed_at: str = ""
 
 
 class Forward(NamedTuple):
@@ -111,7 +127,7 @@ def options(
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise DtypeError(f"seed is {seed!r}: give an integer.")
     looped = self_loops is not False and loops(A, self_loops)
-    return Options(int(seed) % 2**64, slope, dropped, looped)
+    return Options(Scalar(int(seed) % 2**64), slope, dropped, looped)
 
 
 def number(name: str, value: object) -> float:

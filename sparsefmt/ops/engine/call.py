@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import zip_longest
+from itertools import count, zip_longest
 from operator import is_not, itemgetter
 from typing import Any, NamedTuple, Protocol
 
@@ -24,7 +24,7 @@ from ...formats.compressed import CSR
 from ...formats.convert import numbered_csr
 from . import table
 from .memory import Memory, memories, memory_of
-from .structure import VALUES, Structure, has_tiles, rows_alone, structure_of, tiled
+from .structure import VALUES, Structure, has_tiles, rows_alone, structure_of, tiled, transposed
 from .table import Kernel, Op
 from .transpose import in_csr_order, in_own_order
 
@@ -41,7 +41,10 @@ question: ContextVar[Question | None] = ContextVar("question", default=None)
 
 
 class Result(NamedTuple):
-    """A result of a case: as many rows as the structure's ``rows`` counts, each of that shape."""
+    """A result of a case: as many rows as the structure's ``rows`` counts, each of that shape.
+
+    Where ``rows`` is empty it has the shape itself.
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -55,12 +58,17 @@ class Prepared:
     A launch takes the arguments of these names: those of the kernel, the structure's ``"indptr",
     "indices", "start", "slot", "cut", "long"`` and ``"nnz"``, the results ``"out"`` and
     ``"out_1"``, and ``"workspace"`` and ``"workspace_end"``, whose bytes ``workspace`` counts.
-    ``""`` is a null pointer.
+    ``""`` is a null pointer, a number stands for itself, and ``(name, bytes)`` for an address so
+    far behind that one.  Of a transpose there are ``"t_indptr"`` to ``"t_cut"``, and ``"perm"``.
     """
 
     launches: tuple[tuple[Callable[..., None], Any], ...]  #: with names; ``call`` makes a getter
     results: tuple[Result, ...]
     workspace: tuple[int, int] = (0, 0)  #: bytes before ``workspace_end``, and in all
+    finish: Callable[[list[Any]], Any] = tuple  #: makes what a call returns of the results
+    lasts: bool = True  #: whether later calls of the case may launch the same
+    constants: tuple[float, ...] = ()  #: ``call`` collects them
+    parts: tuple[tuple[int, int], ...] = ()  #: likewise: places of addresses, and bytes
 
 
 _ON_GPU = ("csr", True)  # as every ``Structure``
@@ -82,7 +90,9 @@ class Launcher:
 
     With ``in_place``, names of arguments whose rows may lie at any distance, arrays come to it as
     kernels read them: those contiguous by rows, scales in float32 at least, all others contiguous.
-    ``structure(A, *arguments, **options)`` replaces what kernels see of a matrix.
+    ``names`` are those of what ``prepare`` takes as ``*arguments``, behind its own.
+    ``structure(A, *arguments, **options)`` replaces what kernels see of a matrix.  With two
+    ``structures`` the transpose comes before the arguments, and is made if a call has none.
     """
 
     def __init__(
@@ -92,6 +102,7 @@ class Launcher:
         structures: int = 1,
         *,
         in_place: tuple[str, ...] | None = None,
+        names: tuple[str, ...] = (),
         structure: Callable[..., Structure] | None = None,
     ) -> None:
         self.prepare, self.sizes, self.structures = prepare, sizes, structures
@@ -99,7 +110,8 @@ class Launcher:
         self.__module__, self.__name__ = prepare.__module__, prepare.__name__
         self.name = self.title = f"{prepare.__module__}.{prepare.__qualname__}"
         self.candidates = {_ON_GPU: (Kernel(self.name, self),)}
-        self.arguments = tuple(inspect.signature(prepare).parameters)[2:]
+        own = [*inspect.signature(prepare).parameters][structures + 1 :]
+        self.arguments = *(own[: own.index("arguments")] if names else own), *names
 
     def __call__(self, A: CSR | Structure | None, *args: Any, **options: Any) -> Any:
         """Run the kernel, whatever its row would choose."""
@@ -108,7 +120,7 @@ class Launcher:
     def read(self, m: Memory, names: Iterable[str], values: Iterable[Any]) -> list[Any]:
         """Return arguments as kernels read them: themselves, or copies."""
         readers = dict.fromkeys(self.in_place or (), m.rows_in_place)
-        readers |= dict.fromkeys(("row_scale", "col_scale", "own_scale"), m.factors)
+        readers |= dict.fromkeys(_SCALES, m.factors)
         return [
             readers.get(name, m.contiguous)(value)
             if hasattr(value, "dtype") and name != "out" and not isinstance(value, CSR)
@@ -120,6 +132,12 @@ class Launcher:
 def launcher(**options: Any) -> Callable[[Callable[..., Any]], Launcher]:
     """Make a ``Launcher`` with these options of a function that prepares launches."""
     return lambda prepare: Launcher(prepare, **options)
+
+
+#: Arguments that kernels take in float32 at least.
+_SCALES = "row_scale", "col_scale", "own_scale", "el", "er", "edges", "loop_edges", "att"
+#: Names of the values of a transpose that a launch may take beside those of the structure.
+_OF_TRANSPOSE = ("t_indptr", "t_indices", "t_start", "t_slot", "t_cut", "perm")
 
 
 def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
@@ -139,7 +157,8 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
         ``out`` if the kernel returns nothing.
     """
     S: Any = None
-    prepared, kind = S, type(A)
+    prepared, T, kind = S, S, type(A)
+    of_transpose: tuple[int, ...] = ()
     if row.sizes is not None and (
         kind is Structure
         or (isinstance(A, CSR) and type(A.indices) is not np.ndarray)
@@ -159,10 +178,13 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
             with m.on_device(x):
                 return call(row, A, *args, **options)
         decided = S.decided.get(row.name) or S.decide(row.name, row.sizes)
-        prepared = decided.get(case)
     asked = question.get()
     if asked is not None and type(row) is Op and not asked.runs(row, A, *args, **options):
         return options.get("out")
+    if S is not None:
+        if row.structures == 2:
+            args, case, T, of_transpose = _transpose_first(row, m, A, args, case)
+        prepared = decided.get(case)
     if prepared is None or tiled:
         # The choice among tiles depends on what has been built of them by now.
         anew = bool(tiled) and S is not None and type(row) is Op and has_tiles(S)
@@ -181,22 +203,28 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
                     raise
                 except MemoryError as error:
                     raise out_of_memory(f"{row.title} by {kernel.name}", error) from error
-            prepared = decided[case] = _prepare(kernel.run, S, m, inputs, options)
+            prepared = _prepare(kernel.run, S, T, m, inputs, options)
+            if getattr(prepared, "lasts", True):
+                decided[case] = prepared
     if type(prepared) is not Prepared:
         return prepared(A, *args, **options)
-    values, out = [*S.values], ()
+    values, results = [*S.values, *of_transpose], []
     for shape, dtype, rows in prepared.results:
-        out += (m.empty((getattr(S, rows), *shape), dtype, x),)
-        values.append(m.address(out[-1]))
+        results.append(m.empty((getattr(S, rows), *shape) if rows else shape, dtype, x))
+        values.append(m.address(results[-1]))
     before, size = prepared.workspace
     if size:
         workspace = m.empty((size,), "uint8", x)
         begin = m.address(workspace)
         values += begin, begin + before
     values += addresses
+    if prepared.constants:
+        values += prepared.constants
+    if prepared.parts:
+        values += [values[place] + further for place, further in prepared.parts]
     for launch, in_order in prepared.launches:
         launch(stream, *in_order(values))
-    return out if len(out) > 1 else out[0] if out else options.get("out")
+    return prepared.finish(results) if results else options.get("out")
 
 
 def _refusal(row: Any, A: Any, args: tuple[Any, ...], options: dict[str, Any]) -> UnsupportedError:
@@ -205,6 +233,19 @@ def _refusal(row: Any, A: Any, args: tuple[Any, ...], options: dict[str, Any]) -
 
     explanation = explain_choice(row, A, args, options)
     return UnsupportedError(f"no kernel can run this {row.title}.\n{explanation}")
+
+
+def _transpose_first(
+    row: Op | Launcher, m: Memory, A: CSR, args: tuple[Any, ...], case: tuple[Any, ...]
+) -> tuple[tuple[Any, ...], tuple[Any, ...], Structure, tuple[int, ...]]:
+    """Return arguments and case with a transpose, its structure, and what launches may take of it.
+
+    It is made if the arguments have none.
+    """
+    T, perm = sides = args[:2] if args[0] is not None else transposed(A)
+    T = T if type(T) is Structure else (row.structure or structure_of)(T)
+    values = T.indptr, T.indices, T.start, T.slot, T.cut, m.pointer(perm)
+    return (*sides, *args[2:]), (*case, T.blocks, T.n_cuts), T, values
 
 
 def place_of(A: Any, args: tuple[Any, ...]) -> tuple[str, bool]:
@@ -218,8 +259,9 @@ def place_of(A: Any, args: tuple[Any, ...]) -> tuple[str, bool]:
 
 
 def _prepare(
-    launcher: Launcher, S: Structure, m: Memory, args: tuple[Any, ...], options: dict[str, Any]
-) -> Any:
+    launcher: Launcher, S: Structure, T: Structure | None, m: Memory, args: tuple[Any, ...],
+    options: dict[str, Any],
+) -> Any:  # fmt: skip
     """Prepare the launches of a case, and how their arguments are picked from all values."""
     names = *launcher.arguments[: len(args)], *options
     arrays = *args, *options.values()
@@ -227,33 +269,45 @@ def _prepare(
         copies = launcher.read(m, names, arrays)
         if any(map(is_not, copies, arrays)):
             return partial(_copy_first, launcher)
-    prepared = launcher.prepare(S, m, *args, **options)
+    sides, of_sides = ((), VALUES) if T is None else ((T,), VALUES + _OF_TRANSPOSE)
+    prepared = launcher.prepare(S, m, *sides, *args, **options)
     if type(prepared) is not Prepared:
         return prepared
     results = () if options.get("out") is not None else prepared.results
     of_workspace = ("workspace", "workspace_end") if prepared.workspace[1] else ()
     of_results = ("out", *(f"out_{number}" for number in range(1, len(results))))[: len(results)]
-    places = {name: place for place, name in enumerate(VALUES)}
-    first = len(places)
+    every = *of_sides, *of_results, *of_workspace, *names
     # The name of a new result stands for it, not for the ``out`` among the options.
-    for place, name in enumerate((*of_results, *of_workspace, *names), first):
-        if name not in places:
-            places[name] = place
+    places: dict[str, int] = {name: place for place, name in reversed([*enumerate(every)])}
+    flat = [arg for _, of_launch in prepared.launches for arg in of_launch]
+    constants = tuple(arg for arg in flat if not isinstance(arg, str | tuple))
+    parts = tuple((places.get(arg[0], 0), arg[1]) for arg in flat if isinstance(arg, tuple))
+    constant, part = count(len(every)), count(len(every) + len(constants))
+
+    def place(arg: str | tuple[str, int] | float) -> int:
+        if isinstance(arg, str):
+            return places.get(arg, 0)
+        return next(part) if isinstance(arg, tuple) else next(constant)
+
     launches = []
     for launch, of_launch in prepared.launches:
-        at = [places.get(name, 0) for name in of_launch]
+        at = [*map(place, of_launch)]
         # One place of a slice, so that it is a tuple too
         in_order = itemgetter(*at) if len(at) > 1 else itemgetter(slice(at[0], at[0] + 1))
         launches.append((launch, in_order))
-    return replace(prepared, launches=tuple(launches), results=results)
+    of_case: dict[str, Any] = {"launches": tuple(launches), "results": results, "parts": parts}
+    if prepared.finish is tuple and len(results) == 1:
+        of_case["finish"] = itemgetter(0)
+    return replace(prepared, constants=constants, **of_case)
 
 
 def _copy_first(launcher: Launcher, A: Any, *args: Any, **options: Any) -> Any:
     """Run a launcher on copies of those arrays that its kernel cannot read."""
+    sides, args = ((), args) if launcher.structures < 2 else (args[:2], args[2:])
     names = *launcher.arguments[: len(args)], *options
     copies = launcher.read(memory_of(args[0]), names, (*args, *options.values()))
     copied_options = dict(zip(options, copies[len(args) :], strict=True))
-    return call(launcher, A, *copies[: len(args)], **copied_options)
+    return call(launcher, A, *sides, *copies[: len(args)], **copied_options)
 
 
 # Matrices in other formats than CSR

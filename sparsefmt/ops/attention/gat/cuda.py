@@ -1,4 +1,4 @@
-"""Launch graph attention and its gradients, for arrays of any library with a ``Memory``.
+"""Prepare graph attention and its gradients, for arrays of any library with a ``Memory``.
 
 Shapes are as in ``score``.  With ``loops`` each row has a virtual loop, which is entry nnz + row,
 and stored ones are left out.  Gradients are made of what each target's entries read, over the
@@ -7,19 +7,19 @@ transpose for what sources have; scores that vectors made take one launch before
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from ....formats.arrays import Array
-from ....formats.compressed import CSR
-from ...edges import cuda as edges_cuda
+from ...edges.cuda import sddmm
 from ...engine import jit
-from ...engine.call import Launcher
-from ...engine.jit import ITEMSIZE, fill
-from ...engine.memory import Memory, memory_of
-from ...engine.structure import Structure, structure_of, transposed
-from ...matmul.cuda import NARROW, rounded, sizes
-from ..score import Dropping, Forward, GatArguments, heads_and_feat, heads_of, sums_dtype
+from ...engine.call import Launcher, Prepared, Result, call, launcher
+from ...engine.jit import ITEMSIZE, filling
+from ...engine.memory import Memory, Scalar
+from ...engine.structure import Structure
+from ...matmul.cuda import LEAST_GATHERS, NARROW, rounded
+from ..score import Dropping, GatArguments, VectorArguments, heads_and_feat, heads_of
 from .launches import (
     ANYTHING,
     ENTRIES,
@@ -34,368 +34,427 @@ from .launches import (
     through_launch,
 )
 
-_NOTHING_DROPPED = Dropping()
+#: An argument of a launch as ``Prepared`` has it: a name, a part of an array, or a number.
+Argument: TypeAlias = str | tuple[str, int] | float
+Launches: TypeAlias = list[tuple[Callable[..., None], tuple[Argument, ...]]]
 
 
-def dropping_of(m: Memory, share: float, seed: Array | int | None) -> Dropping:
-    """Drop that share, 0 to less than 1, by an integer seed or by one that lies on the device."""
-    below = min(round(share * 2**32), 2**32 - 1) if share else 0
+def sizes(S: Structure) -> tuple[int, ...]:
+    """Count the rows and columns, and compare the entries with the least that launches look for."""
+    gathers = S.nnz // LEAST_GATHERS
+    return S.n_rows, S.n_cols, S.nnz > 0, gathers >= S.n_rows, gathers >= S.n_cols
+
+
+def dropping_of(share: float, seed: Array | Scalar | None) -> Dropping:
+    """Drop that share, 0 to less than 1, by the argument ``seed``: a number, or on the device."""
+    below = min(round(share * 2**32), 2**32 - 1)
     if not below:
-        return _NOTHING_DROPPED
-    number, seed_at = (seed, 0) if isinstance(seed, int) else (0, m.pointer(seed))
-    return Dropping(number % 2**64, below, 1 / (1 - share), seed_at)
+        return Dropping()
+    if hasattr(seed, "dtype"):
+        return Dropping(0, below, 1 / (1 - share), "seed")
+    assert seed is None or type(seed) is Scalar  # of another int kernels would see 0
+    return Dropping("seed", below, 1 / (1 - share))
+
+
+def zeroed(S: Structure, results: Sequence[Result]) -> Prepared:
+    """Prepare to fill results with zeros."""
+    names = "out", *(f"out_{number}" for number in range(1, len(results)))
+    counts = ((getattr(S, rows) if rows else 1) * prod(shape) for shape, _, rows in results)
+    sized = zip(names, counts, results, strict=True)
+    launches = ((filling(n * ITEMSIZE[of.dtype]), (name,)) for name, n, of in sized if n)
+    return Prepared(tuple(launches), tuple(results))
+
+
+def result_like(x: Array | None, dtype: str, rows: str = "n_rows") -> Result:
+    """Return a result of rows as an array has them; an empty one for None."""
+    return Result((0,), dtype, "") if x is None else Result(tuple(x.shape[1:]), dtype, rows)
+
+
+def padded(nbytes: int) -> int:
+    """Round up bytes of a workspace, so that what follows them is aligned."""
+    return -(-nbytes // 256) * 256
+
+
+def _round_first(launcher: Launcher, place: int, S: Structure, *args: Any, **options: Any) -> Any:
+    """Round the argument at that place, and run the launcher, whose entries gather the result."""
+    return call(launcher, S, *args, **options | {"narrow": rounded(args[place])})
+
+
+class Case(NamedTuple):
+    """What all launches of a case depend on, beside the structure."""
+
+    device: int
+    dtype: str
+    heads: int
+    feat: int
+    bias: str  #: the name of the array, or "" for none
+    edges: str  #: likewise
+    loop_edges: str
+    drop: Dropping
+    slope: float
+    loops: bool
+    narrow: bool  #: whether rows that entries gather are rounded
+
+    @property
+    def sums(self) -> str:
+        """Return the dtype in which sums run."""
+        return "float64" if self.dtype == "float64" else "float32"
+
+    def scores(self, el: Argument, er: Argument, edges: str) -> tuple[Argument, ...]:
+        """Return the fields of ``Scores`` in gat.cu."""
+        drop, first_loop = self.drop, "nnz" if self.loops else -1
+        seeds = drop.seed_at, drop.seed, first_loop, self.slope
+        return el, er, edges, self.loop_edges, *seeds, drop.scale, drop.below
+
+
+def _case_of(
+    m: Memory, args: GatArguments | VectorArguments, shape: tuple[int, int], narrow: Any = False
+) -> Case:
+    """Read the arguments of a call of so many heads and features."""
+    bias = getattr(args, "bias", None) if shape[1] else None
+    arrays = {"bias": bias, "edges": args.edges, "loop_edges": args.loop_edges}
+    names = ("" if array is None else name for name, array in arrays.items())
+    of_bias, of_edges, of_loops = names
+    numbers: Any = dropping_of(args.dropout, args.seed), args.slope, args.loops, narrow is not False
+    return Case(m.device(args.h), m.dtype(args.h), *shape, of_bias, of_edges, of_loops, *numbers)
 
 
 # The product
 
 
+@launcher(sizes=sizes, in_place=(), names=GatArguments._fields)
 def gat(
-    A: CSR | Structure, bias: Array | None, *arguments: Any, out: Array | None = None,
-    narrow: bool = False, **_: Any,
-) -> Array:  # fmt: skip
-    """Launch ``out[i, k] = sum of M[e, k] P[e, k] h[j, k] + bias[k]``, of ``GatArguments``.
+    S: Structure,
+    m: Memory,
+    *arguments: Any,
+    out: Array | None = None,
+    narrow: Any = False,
+    **_: Any,
+) -> Any:
+    """Prepare ``out[i, k] = sum of M[e, k] P[e, k] h[j, k]``, of ``GatArguments``.
 
-    ``narrow`` rounds the rows that entries gather, of float32, to bfloat16 once: all else stays
-    float32, here and in the gradients.
+    ``narrow`` rounds the rows that entries gather, of float32, to bfloat16 once, and is an array of
+    them then: all else stays float32, here and in the gradients.
     """
-    return _forward(A, bias, arguments, out=out, narrow=narrow).out
+    return _forward(gat, S, m, GatArguments(*arguments), out, narrow)
 
 
+@launcher(sizes=sizes, in_place=(), names=GatArguments._fields)
 def gat_with_statistics(
-    A: CSR | Structure, bias: Array | None, *arguments: Any, narrow: bool = False
-) -> Forward:
-    """Launch ``gat``, and what its gradient needs."""
-    return _forward(A, bias, arguments, train=True, narrow=narrow)
-
-
-def _in_memory(m: Memory, arguments: tuple[Any, ...]) -> GatArguments:
-    """Return arrays as kernels read them: contiguous, scores in the dtype of sums."""
-    h, *scores = arguments[:5]
-    return GatArguments(m.contiguous(h), *map(m.factors, scores), *arguments[5:])
+    S: Structure, m: Memory, *arguments: Any, narrow: Any = False, **_: Any
+) -> Any:
+    """Prepare ``gat``, and what its gradient needs, even without features."""
+    return _forward(gat_with_statistics, S, m, GatArguments(*arguments), None, narrow)
 
 
 def _forward(
-    A: CSR | Structure, bias: Array | None, arguments: tuple[Any, ...], *, out: Array | None = None,
-    train: bool = False, narrow: bool = False,
-) -> Forward:  # fmt: skip
-    """Launch the product; with ``train`` also what backward needs, even without features."""
-    S, m = structure_of(A), memory_of(arguments[0])
-    args, bias = _in_memory(m, arguments), m.contiguous(bias)
-    h, dtype, (heads, feat) = args.h, m.dtype(args.h), heads_and_feat(args.h)
-    plus = statistics = None
-    if out is None:
-        out = m.empty((S.n_rows, *h.shape[1:]), dtype, h)
-    if train:
-        plus = m.empty(out.shape, dtype, h)
-        statistics = m.empty((S.n_rows, heads, 4), sums_dtype(h), h)
-    result = Forward(out, plus, statistics)
-    if S.n_rows and heads and (feat or train):
-        with m.on_device(h):
-            if S.nnz or args.loops or m.pointer(bias):
-                gathered = rounded(h) if narrow and feat else h
-                places = m.pointers(*args[1:5], gathered, out, plus, bias, statistics)
-                sizes = m.device(h), dtype, heads, feat, m.stream(h)
-                drop = dropping_of(m, args.dropout, args.seed)
-                _product(S, m, h, sizes, places, drop, args.slope, args.loops, narrow and feat > 0)
-            else:
-                for array in result:
-                    zero(m, array)
-    return result
-
-
-def zero(m: Memory, array: Array | None) -> None:
-    """Fill an array with zeros on its stream; None takes none."""
-    if array is not None and (size := prod(array.shape) * array.itemsize):
-        fill(m.pointer(array), size, 0, m.stream(array))
+    launcher: Launcher, S: Structure, m: Memory, args: GatArguments, out: Array | None, narrow: Any
+) -> Any:
+    """Prepare the product, and for ``gat_with_statistics`` what backward needs."""
+    case = _case_of(m, args, heads_and_feat(args.h), narrow)
+    results, plus, statistics = [result_like(args.h, case.dtype)], "", ""
+    if launcher is gat_with_statistics:
+        results += result_like(args.h, case.dtype), Result((case.heads, 4), case.sums)
+        plus, statistics = "out_1", "out_2"
+    if not (S.n_rows and case.heads and (case.feat or plus)):
+        return Prepared((), tuple(results))
+    if not (S.nnz or case.loops):
+        return zeroed(S, results)
+    if narrow is True:
+        return partial(_round_first, launcher, 0)
+    arrays = args.h, out, None, narrow
+    launches, nbytes = _product(S, m, case, *arrays, "el", "er", plus, statistics)
+    return Prepared(tuple(launches), tuple(results), (0, nbytes))
 
 
 def _product(
-    S: Structure, m: Memory, h: Array, sizes: tuple[Any, ...], places: Sequence[int],
-    drop: Dropping, slope: float, loops: bool, narrow: bool,
-) -> None:  # fmt: skip
-    """Launch the product.
+    S: Structure, m: Memory, case: Case, h: Array | None, out: Array | None, bias: Array | None,
+    narrow: Any, el: Argument, er: Argument, plus: str, statistics: Argument, at: int = 0,
+) -> tuple[Launches, int]:  # fmt: skip
+    """Prepare the product; ``at`` are bytes before its workspace, whose own are counted.
 
-    ``sizes`` are device, dtype, heads, features of each and stream.  ``places`` are addresses, 0
-    for none: of the four terms of scores, gathered features, ``out``, ``plus``, bias, statistics.
+    Entries gather rows of ``h`` or, if rounded, of ``narrow``; of None nothing but scores.
     """
-    el, er, edges, loop_edges, X, out, plus, added, statistics = places
-    device, dtype, heads, feat, stream = sizes
-    edges = edges if S.nnz else 0
-    alignment = (X | (out | plus | added) >> narrow) % 16 if feat else 0
-    extra = ANYTHING if loops or edges else ONLY_BIAS if added else NOTHING
-    case = device, dtype, heads, feat, alignment, False, narrow, (int(drop.below > 0), extra)
-    first_loop = S.nnz if loops else -1
-    scores = el, er, edges, loop_edges, drop.seed_at, drop.seed, first_loop, slope, drop.scale
-    params = *scores, drop.below, out, plus, added, statistics, heads, feat
-    _launch(S, m, h, case, X if feat else el, 0, params, stream)
+    gathered, edges = (narrow if case.narrow else h), case.edges if S.nnz else ""
+    alignment = (m.pointer(gathered) | (m.pointer(out) | m.pointer(bias)) >> case.narrow) % 16
+    extra = ANYTHING if case.loops or edges else ONLY_BIAS if case.bias else NOTHING
+    X = el if not case.feat else "narrow" if case.narrow else "h"
+    params = *case.scores(el, er, edges), "out" * (h is not None), plus, case.bias, statistics
+    params = *params, case.heads, case.feat
+    return _rows(S, "", case, alignment * (case.feat > 0), extra, "", X, params, at)
 
 
-def _launch(
-    S: Structure, m: Memory, h: Array, case: tuple[Any, ...], X: int, perm: int,
-    params: tuple[Any, ...], stream: int,
-) -> None:  # fmt: skip
-    """Launch ``gat_balanced``, and ``gat_cut_rows`` where blocks share rows.
+def _rows(
+    S: Structure, side: str, case: Case, alignment: int, extra: int, perm: str, X: Argument,
+    params: tuple[Argument, ...], at: int,
+) -> tuple[Launches, int]:  # fmt: skip
+    """Prepare ``gat_balanced``, and ``gat_cut_rows`` where blocks share rows.
 
-    Entries gather rows from the address ``X``, of the shape and dtype of ``h`` or, if narrow,
-    ``rounded``, and have the numbers at ``perm``.
+    ``side`` is "t_" for gradients over the transpose, whose entries have the numbers ``perm``.
+    Entries gather rows of ``X``.  Returns the bytes of the workspace, too, which begins ``at``.
     """
-    if not S.nnz:
-        S, perm = S.once(_of_one_entry), 0
-    device, *of_kernel = case
-    sizes_of = S.index_dtype, S.blocks, S.n_cuts
-    nbytes, launch, add_up = row_launches(device, *sizes_of, *of_kernel)
-    sums = 0
-    if nbytes:
-        workspace = m.empty((nbytes,), "uint8", h)
-        sums = m.pointer(workspace)
-    arrays = S.indptr, S.indices, S.start, S.slot  # ``S.arrays`` is a call more
-    launch(stream, *arrays, perm, X, *params, sums, S.nnz)
+    names = "indptr", "indices", "start", "slot", "cut"
+    indptr, indices, start, slot, cut = (f"{side}{name}" for name in names)
+    nnz: Argument = "nnz"
+    if not S.nnz:  # one entry, of a column that exists, whose weight is 0
+        indices, perm, nnz = indptr, "", 1
+    sizes_of = case.device, S.index_dtype, S.blocks, S.n_cuts, case.dtype, case.heads, case.feat
+    flags = int(case.drop.below > 0), extra
+    nbytes, launch, add_up = row_launches(*sizes_of, alignment, side != "", case.narrow, flags)
+    sums: Argument = ("workspace", at) if nbytes else ""
+    launches: Launches = [(launch, (indptr, indices, start, slot, perm, X, *params, sums, nnz))]
     if add_up is not None:
-        add_up(stream, S.start, S.cut, *params, sums)
+        launches.append((add_up, (start, cut, *params, sums)))
+    return launches, nbytes
 
 
-def _of_one_entry(S: Structure) -> Structure:
-    """Return a structure without entries with one, of a column that exists, whose weight is 0."""
-    return replace(S, indices=S.indptr, nnz=1)
-
-
+@launcher(sizes=sizes, in_place=())
 def gat_attention(
-    A: CSR | Structure, el: Array, er: Array, edges: Array | None, slope: float, loops: bool, *,
-    out: Array | None = None,
-) -> Array:  # fmt: skip
-    """Launch ``P[e, k]`` before dropout, 0 at loops that are left out."""
-    S, m = structure_of(A), memory_of(el)
-    el, er, edges = map(m.factors, (el, er, edges))
-    dtype, heads = m.dtype(el), el.shape[1] if el.ndim == 2 else 1
-    if out is None:
-        out = m.empty((S.nnz, *el.shape[1:]), dtype, el)
-    h = m.empty((S.n_cols, heads, 0), dtype, el)  # the statistics come with a product, here of none
-    numbers = None, slope, 0.0, loops
-    statistics = _forward(S, None, (h, el, er, edges, None, *numbers), train=True).statistics
-    if S.nnz and heads:
-        layout, types = f"8Pqii{FLOATS[dtype]}", (dtype, S.index_dtype)
-        with m.on_device(el):
-            kernel = jit.load(ENTRIES, "gat_attention", layout, types)
-            arrays = S.indptr, S.indices, S.start, *m.pointers(el, er, edges, statistics, out)
-            args = *arrays, S.nnz, heads, int(loops), slope
-            kernel(S.blocks, args, threads=THREADS, stream=m.stream(el))  # type: ignore[arg-type]
-    return out
+    S: Structure, m: Memory, el: Array, er: Array, edges: Array | None, slope: float, loops: bool,
+    *, out: Array | None = None,
+) -> Prepared:  # fmt: skip
+    """Prepare ``P[e, k]`` before dropout, 0 at loops that are left out."""
+    args = GatArguments(el, el, er, edges, slope=slope, loops=loops)
+    case = _case_of(m, args, (el.shape[1] if el.ndim == 2 else 1, 0))
+    results = (result_like(el, case.dtype, "nnz"),)
+    if not (S.nnz and case.heads):
+        return Prepared((), results)
+    # The statistics come with a product, here of no features.
+    statistics = ("workspace", 0)
+    room = padded(4 * S.n_rows * case.heads * ITEMSIZE[case.sums])
+    ends = "el", "er", "", statistics, room
+    launches, nbytes = _product(S, m, case, None, None, None, False, *ends)
+    layout, types = f"8Pqii{FLOATS[case.dtype]}", (case.dtype, S.index_dtype)
+    kernel = jit.load(ENTRIES, "gat_attention", layout, types)
+    launch = kernel.ready(S.blocks, after=(case.heads, int(loops), slope), threads=THREADS)  # type: ignore[arg-type]
+    arrays = "indptr", "indices", "start", "el", "er", "edges", statistics, "out", "nnz"
+    return Prepared((*launches, (launch, arrays)), results, (0, room + nbytes))
 
 
 # The product of scores that vectors make
 
 
-def _prepare_vectors(
-    S: Structure, m: Memory, h: Array, source: Array, target: Array, bias: Array | None,
-    edges: Array | None, loop_edges: Array | None, *_: Any, train: bool = False,
-    narrow: bool = False,
-) -> Callable[..., Any]:  # fmt: skip
-    """Prepare ``gat`` of the scores ``<h, source>`` and ``<h, target>`` of each row and head.
+@launcher(sizes=sizes, in_place=(), names=VectorArguments._fields)
+def gat_of_vectors(S: Structure, m: Memory, *arguments: Any, narrow: Any = False) -> Any:
+    """Prepare ``gat`` of the scores ``<h, source>`` and ``<h, target>`` of each row and head."""
+    return _of_vectors(gat_of_vectors, S, m, VectorArguments(*arguments), narrow)
 
-    Features are (n, heads, feat) or (n, heads * feat), as vectors say, of the same dtype.  If to
-    ``train`` it returns what the gradient needs, too: ``Forward.plus``, and in one array the
-    statistics, which are 4 of each row and head, and the scores of sources and of targets.
+
+@launcher(sizes=sizes, in_place=(), names=VectorArguments._fields)
+def gat_of_vectors_with_statistics(
+    S: Structure, m: Memory, *arguments: Any, narrow: Any = False
+) -> Any:
+    """Prepare the product, and what the gradient needs.
+
+    That is ``Forward.plus``, and in one array the statistics, which are 4 of each row and head, and
+    the scores of sources and of targets.
     """
-    (heads, feat), device, dtype, sums = heads_of(source), m.device(h), m.dtype(h), sums_dtype(h)
-    size, width = ITEMSIZE[dtype], 4 * heads * ITEMSIZE[sums] * train
-    copies = any(m.contiguous(a) is not a for a in (h, source, target, bias))
-    copies = copies or edges is not None or loop_edges is not None
-
-    def run(
-        S: Structure, h: Array, source: Array, target: Array, bias: Array | None,
-        edges: Array | None, loop_edges: Array | None, seed: Array | int | None, slope: float,
-        share: float, loops: bool, **_: Any,
-    ) -> Any:  # fmt: skip
-        if copies:
-            h, source, target, bias = map(m.contiguous, (h, source, target, bias))
-            edges, loop_edges = m.factors(edges), m.factors(loop_edges)
-        n, plus = h.shape[0], None
-        some = n * heads * feat and (S.nnz or loops or bias is not None)
-        make = m.empty if some else m.zeros
-        out = make(h.shape, dtype, h)
-        if train:
-            plus = make(h.shape, dtype, h)
-        of_rows = make((n * heads * (6 if train else 2),), sums, h)
-        if some:
-            gathered = rounded(h) if narrow else h
-            written = gathered, out, plus, bias, of_rows, h
-            left, right, *addresses, begin, X = m.pointers(
-                source, target, edges, loop_edges, *written
-            )
-            stream, el = m.stream(h), begin + n * width
-            er = el + n * heads * ITEMSIZE[sums]
-            vector = 1 if (X | left | right | feat * size) % 16 else 16 // size
-            launch = scores_launch(device, dtype, n, heads, feat, vector)
-            launch(stream, X, left, right, el, er)
-            drop = dropping_of(m, share, seed) if share else _NOTHING_DROPPED
-            places = el, er, *addresses, begin if train else 0
-            numbers = drop, slope, loops, narrow
-            _product(S, m, h, (device, dtype, heads, feat, stream), places, *numbers)
-        return (out, plus, of_rows) if train else out
-
-    return run
+    args = VectorArguments(*arguments)
+    return _of_vectors(gat_of_vectors_with_statistics, S, m, args, narrow)
 
 
-def _prepare_training(S: Structure, m: Memory, *args: Any, **options: Any) -> Callable[..., Any]:
-    """Prepare the product, and the statistics that its gradient reads."""
-    return _prepare_vectors(S, m, *args, train=True, **options)
+def _of_vectors(
+    launcher: Launcher, S: Structure, m: Memory, args: VectorArguments, narrow: Any
+) -> Any:
+    """Prepare the product of scores that vectors make."""
+    case, h = _case_of(m, args, heads_of(args.source), narrow), args.h
+    items, feat, size = S.n_rows * case.heads, case.feat, ITEMSIZE[case.sums]
+    results, plus, statistics = [result_like(h, case.dtype)], "", ""
+    if train := launcher is gat_of_vectors_with_statistics:
+        results += result_like(h, case.dtype), Result((6 * items,), case.sums, "")
+        plus, statistics = "out_1", "out_2"
+    if not (items * feat and (S.nnz or case.loops or case.bias)):
+        return zeroed(S, results)
+    if narrow is True:
+        return partial(_round_first, launcher, 0)
+    array, begin, room = ("out_2", 4, 0) if train else ("workspace", 0, padded(2 * items * size))
+    el, er = ((array, (begin + end) * items * size) for end in (0, 1))
+    vector = _vector(m, case, h, args.source, args.target)
+    launch = scores_launch(case.device, case.dtype, S.n_rows, case.heads, feat, vector)
+    arrays = h, None, args.bias, narrow
+    launches, nbytes = _product(S, m, case, *arrays, el, er, plus, statistics, room)
+    scores = launch, ("h", "source", "target", el, er)
+    return Prepared((scores, *launches), tuple(results), (0, room + nbytes))
 
 
-gat_of_vectors = Launcher(_prepare_vectors, sizes)
-gat_of_vectors_with_statistics = Launcher(_prepare_training, sizes)
+def _vector(m: Memory, case: Case, *arrays: Array | None) -> int:
+    """Count the values of a load, of rows that begin and end as those of the arrays."""
+    size = ITEMSIZE[case.dtype]
+    places = *m.pointers(*arrays), case.feat * size
+    return 1 if any(place % 16 for place in places) else 16 // size
 
 
 # Gradients
 
 
+@launcher(sizes=sizes, in_place=(), names=GatArguments._fields, structures=2)
 def gat_backward(
-    A: CSR | Structure, T: CSR | Structure | None, perm: Array | None, grad: Array,
-    out: Array | None, plus: Array | None, statistics: Array | None, of_edges: bool,
-    *arguments: Any, narrow: bool = False, **_: Any,
-) -> tuple[Array, ...]:  # fmt: skip
-    """Launch gradients of ``h, el, er, loop_edges, edges``: empty if not given or not wanted.
+    S: Structure, m: Memory, T: Structure, grad: Array, result: Array | None, plus: Array | None,
+    statistics: Array | None, of_edges: bool, *arguments: Any, narrow: Any = False, **_: Any,
+) -> Any:  # fmt: skip
+    """Prepare gradients of ``h, el, er, loop_edges, edges``: empty if not given or not wanted.
 
-    What is not given of the forward pass and of the transpose is made anew.
+    What is not given of the forward pass is made anew.
     """
-    S, m = structure_of(A), memory_of(arguments[0])
-    args, saved = _in_memory(m, arguments), Forward(out, plus, statistics)
     if statistics is None:
-        saved = _forward(A, None, args, train=True, narrow=narrow)
-    if T is None:
-        T, perm = transposed(A)  # type: ignore[arg-type]
-    h, grad = args.h, m.contiguous(grad)
-    d_er = m.empty(args.er.shape, sums_dtype(h), h)
-    with m.on_device(h):
-        places = m.pointers(args.el, args.er, *saved, None, d_er)
-        sizes, sides = (m.device(h), m.dtype(h), *heads_and_feat(h)), (S, structure_of(T), perm)
-        dh, room, slices, d_loops, d_edges, *__ = _gradients(
-            m, sides, h, sizes, grad, places, args[3:], of_edges, narrow
-        )
-        d_el = room.reshape(*args.el.shape, slices)
-        d_el = d_el.squeeze(-1) if slices == 1 else d_el.sum(-1)
-    return dh, d_el, d_er, d_loops, d_edges
+        return _forward_first
+    args = GatArguments(*arguments)
+    case = _case_of(m, args, heads_and_feat(args.h), narrow)
+    if other := _another_way(gat_backward, S, case, of_edges, narrow):
+        return other
+    slices, alignment = _slices(m, case, grad, args.h, narrow)
+    results = (
+        result_like(args.h, case.dtype, "n_cols"),
+        Result((*args.el.shape[1:], *(slices,) * (slices > 1)), case.sums, "n_cols"),
+        result_like(args.er, case.sums),
+        result_like(args.loop_edges, case.sums),
+        result_like(args.edges if of_edges else None, case.sums, "nnz"),
+    )
+    at = padded(4 * S.n_rows * case.heads * ITEMSIZE[case.sums])
+    read, written = ("el", "er", "statistics"), ("out_1", "out_2", "out_3", "out_4" * of_edges)
+    arrays = grad, args.h, slices, alignment
+    launches, nbytes = _gradients(S, T, m, case, *arrays, read, written, at)
+
+    def add_up(results: list[Any]) -> tuple[Any, ...]:
+        dh, d_el, *others = results
+        return dh, d_el.sum(-1), *others
+
+    return Prepared(tuple(launches), results, (0, nbytes), add_up if slices > 1 else tuple)
 
 
-def _prepare_backward(
-    S: Structure, m: Memory, grad: Array, out: Array, plus: Array, of_rows: Array, of_edges: bool,
-    *args: Any, narrow: bool = False,
-) -> Callable[..., Any]:  # fmt: skip
+def _forward_first(
+    S: Structure, T: Any, perm: Array, grad: Array, _: Any, __: Any, ___: Any, of_edges: bool,
+    *args: Any, **options: Any,
+) -> Any:  # fmt: skip
+    """Run ``gat_backward`` on results of forward that are made anew."""
+    saved = call(gat_with_statistics, S, *args, **options)
+    return call(gat_backward, S, T, perm, grad, *saved, of_edges, *args, **options)
+
+
+@launcher(sizes=sizes, in_place=(), names=VectorArguments._fields, structures=2)
+def gat_of_vectors_backward(
+    S: Structure, m: Memory, T: Structure, grad: Array, result: Array, plus: Array, of_rows: Array,
+    of_edges: bool, *arguments: Any, narrow: Any = False,
+) -> Any:  # fmt: skip
     """Prepare gradients of ``h``, ``source, target, bias`` in one, ``loop_edges``, ``edges``.
 
     They take what ``gat_of_vectors_with_statistics`` has saved.
     """
-    h, source, target, bias, edges, loop_edges, *_ = args
-    (heads, feat), dtype, sums, device = heads_of(source), m.dtype(h), sums_dtype(h), m.device(h)
-    arrays = h, source, target, bias, grad
-    copies = any(m.contiguous(a) is not a for a in arrays)
-    copies = copies or edges is not None or loop_edges is not None
-    size, of_sums, count = ITEMSIZE[dtype], ITEMSIZE[sums], 2 if bias is None else 3
-    sizes = device, dtype, heads, feat
-
-    def run(
-        S: Structure, T: Structure, perm: Array | None, grad: Array, out: Array, plus: Array,
-        of_rows: Array, of_edges: bool, *args: Any, **_: Any,
-    ) -> tuple[Any, ...]:  # fmt: skip
-        h, source, target, bias, edges, loop_edges, *options = args
-        if copies:
-            h, source, target, bias, grad = map(m.contiguous, (h, source, target, bias, grad))
-            edges, loop_edges = m.factors(edges), m.factors(loop_edges)
-        left, right, result, with_plus, begin = map(m.address, (source, target, out, plus, of_rows))
-        added = 0 if bias is None else m.address(bias)
-        items = h.shape[0] * heads
-        el = begin + 4 * items * of_sums
-        places = el, el + items * of_sums, result, with_plus, begin, added, 0
-        more = edges, loop_edges, *options
-        dh, _room, slices, d_loops, d_edges, stream, addresses = _gradients(
-            m, (S, T, perm), h, sizes, grad, places, more, of_edges, narrow
-        )
-        if not items * feat:
-            return dh, m.zeros((count, *source.shape), sums, h), d_loops, d_edges
-        features, into, of_result, stats = addresses
-        of_result = of_result if added else 0
-        d_el = stats + 4 * items * of_sums
-        alignment = features | into | left | right | of_result | feat * size
-        vector = 1 if alignment % 16 else 16 // size
-        case = device, dtype, h.shape[0], heads, feat, slices, vector
-        blocks, launch = through_launch(*case)
-        partial = m.empty((blocks, count, *source.shape), sums, h)
-        read = features, into, d_el, d_el + items * slices * of_sums, left, right, of_result
-        launch(stream, *read, into, m.address(partial))
-        return dh, partial.sum(0), d_loops, d_edges
-
-    return run
+    args = VectorArguments(*arguments)
+    case, h = _case_of(m, args, heads_of(args.source), narrow), args.h
+    if other := _another_way(gat_of_vectors_backward, S, case, of_edges, narrow):
+        return other
+    slices, alignment = _slices(m, case, grad, h, narrow)
+    n, items, size = S.n_rows, S.n_rows * case.heads, ITEMSIZE[case.sums]
+    d_el, d_er = ("workspace", 4 * items * size), ("workspace", (4 + slices) * items * size)
+    read = ("of_rows", 4 * items * size), ("of_rows", 5 * items * size), "of_rows"
+    written, at = (d_el, d_er, "out_2", "out_3" * of_edges), padded((5 + slices) * items * size)
+    launches, nbytes = _gradients(S, T, m, case, grad, h, slices, alignment, read, written, at)
+    vectors: tuple[int, ...] = 2 if args.bias is None else 3, *args.source.shape
+    finish: Callable[..., Any] = tuple
+    if items * case.feat:
+        of_bias, of_result = (grad, "grad") if case.bias else (None, "")
+        vector = _vector(m, case, h, args.source, args.target, of_bias)
+        of_case = case.device, case.dtype, n, case.heads, case.feat, slices, vector
+        blocks, launch = through_launch(*of_case)
+        ends = "h", "out", d_el, d_er, "source", "target", of_result, "out", "out_1"
+        launches.append((launch, ends))
+        vectors, finish = (blocks, *vectors), _add_up_vectors
+    elif nothing := prod(vectors) * size:
+        launches.append((filling(nothing), ("out_1",)))
+    of_scores = args.edges if of_edges else None
+    results = (
+        result_like(h, case.dtype),
+        Result(vectors, case.sums, ""),
+        result_like(args.loop_edges, case.sums),
+        result_like(of_scores, case.sums, "nnz"),
+    )
+    return Prepared(tuple(launches), results, (0, nbytes), finish)
 
 
-gat_of_vectors_backward = Launcher(_prepare_backward, sizes, structures=2)
+def _add_up_vectors(results: list[Any]) -> tuple[Any, ...]:
+    """Add up gradients of vectors over the blocks."""
+    dh, of_blocks, *others = results
+    return dh, of_blocks.sum(0), *others
+
+
+def _another_way(
+    launcher: Launcher, S: Structure, case: Case, of_edges: bool, narrow: Any
+) -> Callable[..., Any] | None:
+    """Return what runs a case whose launches cannot be prepared for all of its calls, or None."""
+    if narrow is True:
+        return partial(_round_first, launcher, 2)
+    if case.edges and of_edges and S.alike is not None:  # products depend on the number of entries
+        return partial(_run_alone, launcher)
+    return None
+
+
+def _run_alone(launcher: Launcher, S: Structure, *args: Any, **options: Any) -> Any:
+    """Run a launcher whose launches serve no other structure."""
+    return call(launcher, S.once(replace), *args, **options)
+
+
+def _slices(m: Memory, case: Case, grad: Array, h: Array, narrow: Any) -> tuple[int, int]:
+    """Return the slices of a head in sums over columns, and the lowest bits of all addresses."""
+    gathered = m.pointer(narrow if case.narrow else grad)
+    alignment = (gathered | m.pointer(h) >> case.narrow) % 16
+    dtype = NARROW if case.narrow else case.dtype
+    return row_shape(dtype, case.heads, case.feat, alignment)[2], alignment
 
 
 def _gradients(
-    m: Memory, sides: tuple[Structure, Structure, Array | None], h: Array, sizes: tuple[Any, ...],
-    grad: Array, places: Sequence[int], more: tuple[Any, ...], of_edges: bool, narrow: bool,
-) -> tuple[Any, ...]:  # fmt: skip
-    """Launch gradients of the features and of all scores.
+    S: Structure, T: Structure, m: Memory, case: Case, grad: Array, h: Array, slices: int,
+    alignment: int, read: tuple[Argument, ...], written: tuple[Any, ...], at: int,
+) -> tuple[Launches, int]:  # fmt: skip
+    """Prepare gradients of the features, "out", and of all scores.
 
-    ``sizes`` are device, dtype, heads and features of each.  ``places`` are addresses: of scores of
-    both ends, the fields of ``Forward``, the bias and the gradient of targets' scores; ``more`` are
-    ``GatArguments`` behind the scores of both ends.  Gradients of these lie in one array, behind 4
-    values of each row and head: of sources by slice, how many is returned too, and those of
-    targets; if these have an address, those of sources in an own array.
+    Those of scores are ``written``: of sources, targets, loops and entries, "" for none of these.
+    ``read`` are scores of both ends and forward's statistics.  The workspace begins with 4 values
+    of each row and head; ``at`` are the bytes that are taken of it, and all are returned, too.
     """
-    (S, T, perm), (device, dtype, heads, feat) = sides, sizes
-    sums = dtype if dtype == "float64" else "float32"
-    el, er, out, plus, statistics, bias, d_er = places
-    edges, loop_edges, seed, slope, share, loops = more
-    d_loops = m.empty((0,) if loop_edges is None else loop_edges.shape, sums, h)
-    d_edges = m.empty((0,) if edges is None or not of_edges else edges.shape, sums, h)
-    dh, n_targets, n_sources = m.empty(h.shape, dtype, h), S.n_rows * heads, T.n_rows * heads
-    gathered, stream, size = rounded(grad) if narrow else grad, m.stream(h), ITEMSIZE[sums]
-    X, of_result, features, into, scores, of_loops, d_of_loops = m.pointers(
-        gathered, grad, h, dh, edges, loop_edges, d_loops
-    )
-    alignment = (X | (features | into) >> narrow) % 16
-    slices = row_shape(NARROW if narrow else dtype, heads, feat, alignment)[2]
-    of_sources = n_sources * slices
-    apart = m.empty((of_sources,), sums, h) if d_er else None
-    room = m.empty((4 * n_targets + (0 if d_er else of_sources + n_targets),), sums, h)
-    stats = m.address(room)
-    d_el = m.address(apart) if d_er else stats + 4 * n_targets * size
-    d_er = d_er or d_el + of_sources * size
-    drop = dropping_of(m, share, seed) if share else _NOTHING_DROPPED
-    numbers_of = drop.seed_at, drop.seed, S.nnz if loops else -1, slope, drop.scale, drop.below
+    (el, er, statistics), (d_el, d_er, d_loops, d_edges) = read, written
+    heads, feat, stats = case.heads, case.feat, ("workspace", 0)
+    size, launches = ITEMSIZE[case.sums], Launches()
+    n_targets, n_sources = S.n_rows * heads, T.n_rows * heads
     if n_targets:
-        if not loops:
-            zero(m, None if loop_edges is None else d_loops)
-        launch = stats_launch(device, dtype, n_targets, heads, feat)
-        read = out, plus, bias, of_result, features, el, er, 0, of_loops, *numbers_of
-        own = d_of_loops if loops and loop_edges is not None else 0
-        launch(stream, *read, statistics, stats, d_er, own)
-    if not feat or not (T.nnz or loops):
-        zero(m, dh)
-        if of_sources:
-            fill(d_el, of_sources * size, 0, stream)
+        if case.loop_edges and not case.loops:
+            launches.append((filling(n_targets * size), (d_loops,)))
+        launch = stats_launch(case.device, case.dtype, n_targets, heads, feat)
+        arrays = "result", "plus", case.bias, "grad", "h", *case.scores(el, er, "")
+        own = d_loops if case.loops and case.loop_edges else ""
+        launches.append((launch, (*arrays, statistics, stats, d_er, own)))
+    nbytes = 0
+    if not feat or not (T.nnz or case.loops):
+        of_h = n_sources * feat * ITEMSIZE[case.dtype], "out"
+        fillings = of_h, (n_sources * slices * size, d_el)
+        launches += [(filling(n), (array,)) for n, array in fillings if n]
     elif n_sources:
-        scores = scores if T.nnz else 0
-        case = dtype, heads, feat, alignment, True, narrow
-        flags = int(drop.below > 0), ANYTHING if loops or scores else NOTHING
-        written = stats, features, into, d_el, heads, feat, slices
-        params = el, 0, scores, of_loops, *numbers_of, *written
-        at = m.pointer(perm) if drop.below or scores else 0
-        _launch(T, m, h, (device, *case, flags), X, at, params, stream)
-    if edges is not None and of_edges and S.nnz and heads:
-        _of_edges(S, m, grad, h, heads, (el, edges, stats), drop, (slope, loops), d_edges)
-    addresses = features, into, of_result, stats
-    return dh, room if apart is None else apart, slices, d_loops, d_edges, stream, addresses
+        edges = case.edges if T.nnz else ""
+        params = *case.scores(el, "", edges), stats, "h", "out", d_el, heads, feat, slices
+        perm = "perm" if case.drop.below or edges else ""
+        extra = ANYTHING if case.loops or edges else NOTHING
+        X = "narrow" if case.narrow else "grad"
+        more, nbytes = _rows(T, "t_", case, alignment, extra, perm, X, params, at)
+        launches += more
+    if case.edges and d_edges and S.nnz and heads:
+        at = padded(at + nbytes)
+        launches += _of_edges(S, m, case, grad, h, el, d_edges, ("workspace", at))
+        nbytes = S.nnz * heads * ITEMSIZE[case.dtype]
+    return launches, at + nbytes
 
 
 def _of_edges(
-    S: Structure, m: Memory, grad: Array, h: Array, heads: int, scores: tuple[Any, ...],
-    drop: Dropping, options: tuple[float, bool], d_edges: Array,
-) -> None:  # fmt: skip
-    """Launch the gradient of ``edges``, from products rounded to the dtype of the features."""
-    dots, (slope, loops), (el, edges, stats) = edges_cuda.sddmm(S, grad, h), options, scores
-    layout, types = f"9PQqii2{FLOATS[sums_dtype(h)]}I", (m.dtype(h), S.index_dtype)
-    kernel = jit.load(ENTRIES, "gat_edge_gradient", layout, types)
-    arrays = S.indptr, S.indices, S.start, el, m.pointer(edges), stats, *m.pointers(dots, d_edges)
-    numbers = drop.seed_at, drop.seed, S.nnz, heads, int(loops), slope, drop.scale, drop.below
-    args: tuple[Any, ...] = *arrays, *numbers
-    kernel(S.blocks, args, threads=THREADS, stream=m.stream(h))
+    S: Structure, m: Memory, case: Case, grad: Array, h: Array, el: Argument, d_edges: str,
+    dots: Argument,
+) -> Launches:  # fmt: skip
+    """Prepare the gradient of ``edges``, from products rounded to the dtype of the features."""
+    of_products = {"indptr": "indptr", "indices": "indices", "start": "start"}
+    names: dict[str, Argument] = {**of_products, "x": "grad", "y": "h", "out": dots}
+    products = sddmm.prepare(S, m, grad, h).launches
+    launches = [(launch, tuple(names.get(arg, "") for arg in args)) for launch, args in products]
+    layout, types = f"9PQqii2{FLOATS[case.sums]}I", (case.dtype, S.index_dtype)
+    kernel, drop = jit.load(ENTRIES, "gat_edge_gradient", layout, types), case.drop
+    after = case.heads, int(case.loops), case.slope, drop.scale, drop.below
+    launch = kernel.ready(S.blocks, after=after, threads=THREADS)  # type: ignore[arg-type]
+    read = "indptr", "indices", "start", el, "edges", ("workspace", 0), dots
+    return [*launches, (launch, (*read, d_edges, drop.seed_at, drop.seed, "nnz"))]

@@ -59,7 +59,7 @@ class Twin(NamedTuple):
     attention: Callable[..., None]
 
     def gat(
-        self, A: CSR, bias: Array | None, *arguments: Any, out: Array | None = None, **_: Any
+        self, A: CSR, *arguments: Any, bias: Array | None = None, out: Array | None = None, **_: Any
     ) -> Array:
         """Compute ``out[i, k] = sum of M[e, k] P[e, k] h[j, k] + bias[k]``, of ``GatArguments``."""
         args = GatArguments(*arguments)
@@ -67,7 +67,7 @@ class Twin(NamedTuple):
         result: Array = self.forward(A, bias, args, out=out, train=False).out
         return result
 
-    def gat_with_statistics(self, A: CSR, bias: Array | None, *arguments: Any) -> Forward:
+    def gat_with_statistics(self, A: CSR, *arguments: Any, bias: Array | None = None) -> Forward:
         """Compute ``gat``, and what its gradient needs."""
         args = GatArguments(*arguments)
         out, plus, statistics = self.forward(A, bias, args)
@@ -87,14 +87,15 @@ class Twin(NamedTuple):
         self, A: CSR, h: Array, source: Array, target: Array, bias: Array | None, *more: Any
     ) -> Array:
         """Compute ``gat`` of scores of vectors; arguments and results as on a GPU."""
-        return self.gat(A, bias, *_with_scores(h, source, target, *more)).reshape(h.shape)
+        args = _with_scores(h, source, target, *more)
+        return self.gat(A, *args, bias=bias).reshape(h.shape)
 
     def gat_of_vectors_with_statistics(
         self, A: CSR, h: Array, source: Array, target: Array, bias: Array | None, *more: Any
     ) -> tuple[Array, Array, Array]:
         """Compute ``gat_of_vectors``, and what its gradient needs."""
         args = _with_scores(h, source, target, *more)
-        out, plus, statistics = self.gat_with_statistics(A, bias, *args)
+        out, plus, statistics = self.gat_with_statistics(A, *args, bias=bias)
         of_rows = np.concatenate([part.reshape(-1) for part in (statistics, args.el, args.er)])
         return out.reshape(h.shape), plus.reshape(h.shape), of_rows
 

@@ -14,7 +14,13 @@ from ....formats import primitives
 from ....formats.arrays import Array, allocating, elementwise, finish, namespace, on_device_of
 from ....formats.compressed import CSR
 from ...engine.jit import capturing
-from ...engine.structure import Structure, chunk_pointers, csr_of, structure_of
+from ...engine.structure import (
+    Structure,
+    built_for,
+    chunk_pointers,
+    csr_of,
+    structure_of,
+)
 
 #: Bytes that are gathered from in a block, half of what the L2 holds.  By 24, 48, 64, 100 and all
 #: of 238 MB: 43.3, 43.2, 44.1, 47.3, 62.7 ms (dot products, a head of 128 float32, reddit, H200);
@@ -36,6 +42,17 @@ def count(S: Structure, nbytes: int) -> int:
     """Choose how many blocks pay where ``nbytes`` are gathered from."""
     blocks = min(-(-nbytes // BLOCK_BYTES), MOST_BLOCKS)
     return blocks if S.nnz >= blocks * BLOCK_ENTRIES * max(S.n_rows, 1) else 1
+
+
+def structure_with_columns(A: Any, *_: Any, **__: Any) -> Structure:
+    """Return the structure, by whose place ``blocks_of`` finds what is built of its CSR."""
+    if isinstance(A, Structure):
+        return A
+    S, built = structure_of(A), A._built()
+    if "columns" not in built.found:
+        own = {"indptr": A.indptr, "indices": A.indices, "data": None, "shape": A.shape}
+        built.ask("columns", lambda: built_for(S, lambda: CSR._trusted(**own)))
+    return S
 
 
 def blocks_of(A: CSR | Structure, blocks: int, stream: int) -> tuple[ColumnBlock, ...]:

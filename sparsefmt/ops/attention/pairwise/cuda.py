@@ -1,14 +1,14 @@
-"""Launch attention whose scores are of two rows: GATv2's, and those of dot products.
+"""Prepare attention whose scores are of two rows: GATv2's, and those of dot products.
 
 Queries are the targets' and keys the sources', (n, heads, feat) or (n, feat).  Scores are additive
 where ``att`` is given; without ``values`` the keys are the values, as they always are then.  What
 belongs to scores (``att``, ``edges``, statistics and their gradients) is float32 for 2-byte
-features.  ``seed`` is an integer, or an int64 on the device that a captured graph reads at each
+features.  ``seed`` is a ``Scalar``, or an int64 on the device that a captured graph reads at each
 replay.  With ``loops`` stored entries (i, i) are left out and each row has one such entry behind
 its own, whose edge score is 0.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, product
 from math import prod
@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 
 from ...._caches import lru_cache
 from ....formats.arrays import VALUE_DTYPES, Array
-from ....formats.compressed import CSR
 from ...engine import jit
+from ...engine.call import Prepared, Result, call, launcher
 from ...engine.jit import ITEMSIZE, Launch, row_bytes
-from ...engine.memory import Memory, memory_of
-from ...engine.structure import Structure, exact, structure_of, transposed
-from ..gat.cuda import dropping_of, zero
+from ...engine.memory import Memory
+from ...engine.structure import Structure, exact
+from ..gat.cuda import Argument, Launches, dropping_of, padded, result_like, zeroed
 from ..gat.launches import TEAM_BYTES
-from ..score import Dropping, PairwiseArguments, heads_and_feat, sums_dtype
+from ..score import Dropping, PairwiseArguments, heads_and_feat, shape_of, sums_dtype
 from . import column_blocks
-from .column_blocks import ColumnBlock, blocks_of
+from .column_blocks import ColumnBlock, blocks_of, structure_with_columns
 
 THREADS = 128  # of a block, as in rows.cuh
 _STATS_LANES = 8  # as in pairwise.cu
@@ -65,211 +65,213 @@ class Variant(NamedTuple):
     keys_are_values: bool
 
 
-class Call(NamedTuple):
-    """What all launches of a call read: arrays as kernels take them, and numbers."""
+class Case(NamedTuple):
+    """What all launches of a case read, and its numbers."""
 
     m: Memory
+    device: int
     dtype: str
     sums: str  #: dtype in which sums run
     heads: int
     feat: int
-    queries: Any
-    keys: Any
-    values: Any  #: None where the keys are the values
-    att: Any  #: None where scores are dot products
-    edges: Any
     dropped: Dropping
-    slope: float
-    scale: float
-    loops: bool
+    args: PairwiseArguments
+
+    def name(self, field: str) -> str:
+        """Return the name of an optional argument, or "" for none."""
+        return "" if getattr(self.args, field) is None else field
 
 
-class Work(NamedTuple):
-    """What one pass over the entries reads besides, and what it writes."""
+class Pass(NamedTuple):
+    """What one pass over the entries reads besides, and what it writes: names of arrays."""
 
     direction: int  #: FORWARD, SOURCES (over the transpose) or TARGETS
-    out: Any  #: the result; the gradient of values, or of keys and values; that of queries
-    other: Any = None  #: of SOURCES: the gradient of keys, where values are not the keys
-    grad: Any = None  #: of the result
-    stats: Any = None  #: (n_rows, heads, 4), as ``attend_stats`` writes it
-    perm: Any = None  #: of SOURCES: the number in CSR order of each entry of the transpose
-    statistics: Any = None  #: of FORWARD: (n_rows, heads, 2)
-    datt: Any = None  #: of TARGETS: (thread blocks, heads, feat), to be summed
-    dedges: Any = None  #: of TARGETS
+    out: str  #: the result; the gradient of values, or of keys and values; that of queries
+    other: str = ""  #: of SOURCES: the gradient of keys, where values are not the keys
+    alignment: int = 0  #: the lowest bits of the addresses of features that are no arguments
+    statistics: str = ""  #: of FORWARD: (n_rows, heads, 2)
+    datt: str = ""  #: of TARGETS: (thread blocks, heads, feat), to be summed
+    dedges: str = ""  #: of TARGETS
 
     @property
     def arrays(self) -> int:
         """Count the arrays of features that it writes."""
-        return 1 + (self.other is not None)
+        return 1 + (self.other != "")
 
 
-def _call_of(arguments: tuple[Any, ...]) -> Call:
-    """Read ``PairwiseArguments`` as kernels take them."""
-    args = PairwiseArguments(*arguments)
-    keys, m = args.keys, memory_of(args.keys)
-    features = m.contiguous(args.queries), m.contiguous(keys), m.contiguous(args.values)
-    scores = m.factors(args.att), m.factors(args.edges)
-    sizes = m.dtype(keys), sums_dtype(keys), *heads_and_feat(keys)
-    dropped = dropping_of(m, args.dropout, args.seed)
-    return Call(m, *sizes, *features, *scores, dropped, args.slope, args.scale, args.loops)
+def _case_of(m: Memory, args: PairwiseArguments) -> Case:
+    """Read the arguments of a call."""
+    keys, dropped = args.keys, dropping_of(args.dropout, args.seed)
+    of_keys = m.device(keys), m.dtype(keys), sums_dtype(keys), *heads_and_feat(keys)
+    return Case(m, *of_keys, dropped, args)
 
 
-def pairwise(A: CSR | Structure, *arguments: Any, out: Array | None = None) -> Array:
-    """Launch ``O[i, h] = sum of M[e, h] P[e, h] V[j, h]``, of ``PairwiseArguments``."""
-    return _forward(A, _call_of(arguments), out, train=False)[0]
+@launcher(in_place=(), names=PairwiseArguments._fields, structure=structure_with_columns)
+def pairwise(
+    S: Structure, m: Memory, *arguments: Any, out: Array | None = None
+) -> Prepared:  # fmt: skip
+    """Prepare ``O[i, h] = sum of M[e, h] P[e, h] V[j, h]``, of ``PairwiseArguments``."""
+    case = _case_of(m, PairwiseArguments(*arguments))
+    results = (result_like(case.args.keys, case.dtype),)
+    return _forward(S, case, Pass(FORWARD, "out", alignment=m.pointer(out)), results)
 
 
-def pairwise_with_statistics(A: CSR | Structure, *arguments: Any) -> tuple[Array, Array]:
-    """Launch ``pairwise``, and what backward reads of each row and head.
+@launcher(in_place=(), names=PairwiseArguments._fields, structure=structure_with_columns)
+def pairwise_with_statistics(
+    S: Structure, m: Memory, *arguments: Any,
+) -> Prepared:  # fmt: skip
+    """Prepare ``pairwise``, and what backward reads of each row and head.
 
     (n_rows, heads, 2): the largest score, and 1 over the sum of exponentials relative to that;
     zeros if there are no entries or no features.
     """
-    return _forward(A, _call_of(arguments))
+    case = _case_of(m, PairwiseArguments(*arguments))
+    results = result_like(case.args.keys, case.dtype), Result((case.heads, 2), case.sums)
+    return _forward(S, case, Pass(FORWARD, "out", statistics="out_1"), results)
 
 
-def _forward(
-    A: CSR | Structure, call: Call, out: Array | None = None, *, train: bool = True
-) -> tuple[Array, Array]:
-    """Launch the product, and with ``train`` the statistics."""
-    m, keys, statistics = call.m, call.keys, None
-    if train:
-        statistics = m.empty((A.n_rows, call.heads, 2), call.sums, keys)
-    if out is None:
-        out = m.empty((A.n_rows, *keys.shape[1:]), call.dtype, keys)
-    if A.n_rows and call.heads:
-        with m.on_device(keys):
-            if call.feat and (A.nnz or call.loops):
-                _run(A, call, Work(FORWARD, out, statistics=statistics))
-            else:
-                zero(m, out)
-                zero(m, statistics)
-    return out, statistics
+def _forward(S: Structure, case: Case, work: Pass, results: tuple[Result, ...]) -> Prepared:
+    """Prepare the product."""
+    if not (S.n_rows and case.heads):
+        return Prepared((), results)
+    if not (case.feat and (S.nnz or case.args.loops)):
+        return zeroed(S, results)
+    launches, nbytes, lasts = _pass(S, case, work)
+    return Prepared(tuple(launches), results, (0, nbytes), lasts=lasts)
 
 
+def _of_targets(A: Any, *args: Any, **_: Any) -> Structure:
+    """Return the structure, its blocks counted if each has a part of the gradient of ``att``."""
+    S = structure_with_columns(A)
+    return exact(S) if args[9:] and args[9] is not None else S
+
+
+@launcher(in_place=(), names=PairwiseArguments._fields, structure=_of_targets, structures=2)
 def pairwise_backward(
-    A: CSR | Structure, T: Any, perm: Array | None, grad: Array, out: Array | None,
+    S: Structure, m: Memory, T: Structure, grad: Array, result: Array | None,
     statistics: Array | None, of_edges: bool, *arguments: Any,
-) -> tuple[Any, ...]:  # fmt: skip
-    """Launch gradients of queries, keys, values, ``att`` and edges, from that of the result.
+) -> Any:  # fmt: skip
+    """Prepare gradients of queries, keys, values, ``att`` and edges, from that of the result.
 
-    What is None of the transpose ``T``, the numbers ``perm`` of its entries in CSR order, and
-    forward's results is made anew.  Without ``values`` the keys have both gradients.  Those of
-    what is not given are empty, also those of the edges unless ``of_edges``.
+    Forward's results are made anew if there are none.  Without ``values`` the keys have both
+    gradients.  Those of what is not given are empty, also those of the edges unless ``of_edges``.
     """
-    call = _call_of(arguments)
-    m, keys, edges = call.m, call.keys, call.edges if of_edges else None
-    some = prod(grad.shape) and (A.nnz or call.loops)
-    make, values, att = m.empty if some else m.zeros, call.values, call.att
-    features, scores = (call.queries, keys, values), (att, edges)
-    dtypes = *(call.dtype,) * 3, *(call.sums,) * 2
-    pairs = zip((*features, *scores), dtypes, strict=True)
-    made = [make((0,) if a is None else a.shape, dtype, keys) for a, dtype in pairs]
-    dqueries, dkeys, dvalues, datt, dedges = made
-    if some:
-        if statistics is None:
-            out, statistics = _forward(A, call)
-        if T is None and isinstance(A, CSR):
-            T, perm = transposed(A)
-        with m.on_device(keys):
-            grad = m.contiguous(grad)
-            read = {"grad": grad, "stats": _stats(call, out, grad, statistics)}
-            both = {"out": dkeys} if values is None else {"out": dvalues, "other": dkeys}
-            _run(T, call, Work(SOURCES, **both, **read, perm=perm))
-            of_blocks = None
-            if att is not None:
-                A = exact(A)  # each block has a part of the gradient
-                of_blocks = m.empty((A.blocks, *datt.shape), call.sums, keys)
-            own = {"datt": of_blocks, "dedges": None if edges is None else dedges}
-            _run(A, call, Work(TARGETS, dqueries, **own, **read))
-            datt = datt if of_blocks is None else of_blocks.sum(0)
-    return dqueries, dkeys, dvalues, datt, dedges
+    case = _case_of(m, PairwiseArguments(*arguments))
+    queries, keys, values, att, edges, *_ = args = case.args
+    some = prod(grad.shape) and (S.nnz or args.loops)
+    additive, wanted = att is not None, edges if of_edges else None
+    blocks = (S.blocks,) * bool(additive and some)
+    results = (
+        result_like(queries, case.dtype),
+        result_like(keys, case.dtype, "n_cols"),
+        result_like(values, case.dtype, "n_cols"),
+        Result((*blocks, *shape_of(att)), case.sums, ""),
+        result_like(wanted, case.sums, "nnz"),
+    )
+    if not some:
+        return zeroed(S, results)
+    if statistics is None:
+        return _forward_first
+    at = padded(4 * S.n_rows * case.heads * ITEMSIZE[case.sums])
+    launch = _stats_launch(case.device, case.dtype, S.n_rows * case.heads, case.feat)
+    stats: Any = launch, ("result", "grad", "statistics", ("workspace", 0))
+    both = ("out_1", "") if values is None else ("out_2", "out_1")
+    sources = Pass(SOURCES, *both, m.pointer(grad))
+    datt, dedges = "out_3" * additive, "out_4" * (wanted is not None)
+    targets = Pass(TARGETS, "out", "", m.pointer(grad), datt=datt, dedges=dedges)
+    of_sources, nbytes, lasts = _pass(T, case, sources, at)
+    of_targets, others, last = _pass(S, case, targets, at)
+    launches, workspace = (stats, *of_sources, *of_targets), (0, max(nbytes, others))
+    finish = _add_up if additive else tuple
+    return Prepared(launches, results, workspace, finish, lasts and last)
 
 
-def _stats(call: Call, out: Array, grad: Array, statistics: Array) -> Any:
-    """Launch what backward reads of each row and head: ``statistics``, ``D = <dO, O>``, and 0."""
-    m, (rows, heads, _) = call.m, statistics.shape
-    out, statistics = m.contiguous(out), m.contiguous(statistics)
-    stats = m.empty((rows, heads, 4), call.sums, call.keys)
-    launch = _stats_launch(m.device(call.keys), call.dtype, rows * heads, call.feat)
-    launch(m.stream(call.keys), *m.pointers(out, grad, statistics, stats))
-    return stats
+def _add_up(results: list[Any]) -> tuple[Any, ...]:
+    """Add up the gradient of ``att`` over the blocks."""
+    *features, of_blocks, dedges = results
+    return *features, of_blocks.sum(0), dedges
+
+
+def _forward_first(
+    S: Structure, T: Any, perm: Array, grad: Array, _: Any, __: Any, of_edges: bool, *args: Any
+) -> Any:
+    """Run ``pairwise_backward`` on results of forward that are made anew."""
+    saved = call(pairwise_with_statistics, S, *args)
+    return call(pairwise_backward, S, T, perm, grad, *saved, of_edges, *args)
 
 
 @lru_cache(maxsize=256)
 def _stats_launch(device: int, dtype: str, items: int, feat: int) -> Launch:
-    """Prepare the launch of ``statistics``; ``device`` is the number of the current one."""
+    """Prepare ``statistics``, ``D = <dO, O>`` and 0 of each row and head, which backward reads."""
     kernel = jit.load(FILES["attend"], "attend_stats", "4Pqi", (dtype,))
     return kernel.ready(-(-items * _STATS_LANES // THREADS), after=(items, feat), threads=THREADS)
 
 
-def _run(A: CSR | Structure, call: Call, work: Work) -> None:
-    """Launch a pass over all columns or, where they are in blocks, over one after another."""
-    S, m, dropped, direction = structure_of(A), call.m, call.dropped, work.direction
-    keys_are_values, kind = call.values is None, DOT if call.att is None else ADDITIVE
-    features = call.queries, call.keys, call.values, work.grad, work.out, work.other
-    of_rows = call.att, work.stats, work.statistics, work.datt
-    at = m.pointers(*features, *of_rows)
-    queries, keys, values, grad, out, other, att, stats, statistics, datt = at
-    values = keys if keys_are_values else values
-    alignment = (queries | keys | values | grad | out | other) % 16
-    numbered = call.edges is not None or work.dedges is not None or dropped.below > 0
-    # Where there are loops alone, nothing is read that has a value an entry.
-    of_entries = (work.perm, call.edges, work.dedges) if S.nnz else (None, None, None)
-    perm, edges, dedges = m.pointers(*of_entries)
-    sizes = call.dtype, call.heads, call.feat, alignment
-    variant, stream = Variant(direction, kind, keys_are_values), m.stream(call.keys)
-    shape, count, ready, launch_all = S.once(_pass, *sizes, variant, numbered or call.loops)
-    blocks = blocks_of(A, count, stream) if count > 1 else ()
-    workspace, places = None, [0] * 5  # two to pass on, two parts of results, and the borders'
-    if blocks or S.n_cuts:
-        between = _between(S, call, work.arrays) if blocks else (0, 0, 0, 0)
-        nbytes = sum(between) + _bytes_of_cut_rows(blocks or (ColumnBlock(S),), call, work, shape)
-        workspace = m.empty((nbytes,), "uint8", call.keys) if nbytes else None
-        places = [*accumulate(between, initial=m.pointer(workspace))]
-    blocks = blocks or (ColumnBlock(S),)
-    *passed, part, other_part, carry = places
-    if ITEMSIZE[call.dtype] != 2:  # results take sums as they are
-        part, other_part = out, other
-    summed = keys_are_values and direction == SOURCES and shape.packs > 0
-    for step, block in enumerate(blocks):
-        last = step == len(blocks) - 1
-        of_block = passed[step % 2] if direction == FORWARD and not last else statistics
-        results = out, other, part, other_part, of_block, datt, dedges
-        before = passed[step % 2 - 1] if step else 0
-        numbers = dropped.seed, call.slope, call.scale, dropped.scale, dropped.below
-        attention = (
-            *(queries, keys, values, grad, att, stats, edges, *results, dropped.seed_at, before),
-            *(*numbers, call.heads, call.feat),
-            *(int(call.loops), int(summed), int(step > 0), int(not last)),
-        )
-        launch = launch_all if block.structure is S else ready(S, block)
-        moves = () if shape.packs else (S.indptr, block.moves)
-        launch(stream, perm if numbered else 0, *moves, *attention, carry)
-        if block.structure.n_cuts:
-            _cut_rows(block.structure, call, work, shape, attention, carry)
+def _pass(S: Structure, case: Case, work: Pass, at: int = 0) -> tuple[Launches, int, bool]:
+    """Prepare a pass over all columns or, where they are in blocks, over one after another.
 
-
-def _pass(
-    S: Structure, dtype: str, heads: int, feat: int, alignment: int, variant: Variant, extra: bool
-) -> tuple[RowShape, int, Callable[[Structure, ColumnBlock], Launch], Launch]:
-    """Choose a pass: its shape, how many blocks of columns, what readies one, and all at once."""
-    types = dtype, S.index_dtype
-    shape = row_shape(*types, heads, feat, alignment)
-    name, constants = instantiation(types, shape, variant, extra=extra)
+    Returns the bytes of the workspace, too, of which the pass takes those behind ``at``, and
+    whether other calls may launch the same: blocks are of one matrix alone.
+    """
+    m, args, dropped, direction = case.m, case.args, case.dropped, work.direction
+    types, sizes = (case.dtype, S.index_dtype), (case.heads, case.feat)
+    queries, keys, values = m.pointers(args.queries, args.keys, args.values)
+    shape = row_shape(*types, *sizes, (queries | keys | values | work.alignment) % 16)
+    kind = DOT if args.att is None else ADDITIVE
+    variant = Variant(direction, kind, args.values is None)
+    numbered = args.edges is not None or work.dedges != "" or dropped.below > 0
+    name, constants = instantiation(types, shape, variant, extra=numbered or args.loops)
     before, behind = ("5P", "PqII") if shape.packs else ("7P", "P2qII")
-    layout, teams = f"{before}{LAYOUTS[dtype]}{behind}", heads // shape.mates * shape.slices
+    layout, teams = (
+        f"{before}{LAYOUTS[case.dtype]}{behind}",
+        case.heads // shape.mates * shape.slices,
+    )
     kernel = jit.load(FILES[name], f"{name}_rows", layout, types, constants)
-    stride = row_bytes(heads * feat, dtype)
-
-    def ready(S: Structure, block: ColumnBlock) -> Launch:
-        B, indices = block.structure, S.indices if S.nnz else S.indptr  # it has to exist
-        arrays = B.indptr, indices, B.start, B.slot
+    stride = row_bytes(case.heads * case.feat, case.dtype)
+    count = 1 if shape.packs else _count_blocks(S, case.dtype, *sizes, variant)
+    several = blocks_of(S, count, m.stream(args.keys)) if count > 1 else ()
+    blocks = several or (ColumnBlock(S),)
+    # Two to pass on, two parts of results, and the borders'.
+    between = _between(S, case, work.arrays) if several else (0, 0, 0, 0)
+    of_cuts = _bytes_of_cut_rows(blocks, case, work, shape)
+    nbytes = sum(between) + of_cuts
+    places: list[Argument] = [""] * 5
+    if nbytes:
+        places = [("workspace", place) for place in accumulate(between, initial=at)]
+    *passed, part, other_part, carry = places
+    if ITEMSIZE[case.dtype] != 2:  # results take sums as they are
+        part, other_part = work.out, work.other
+    side = "t_" if direction == SOURCES else ""
+    summed = args.values is None and direction == SOURCES and shape.packs > 0
+    # Where there are loops alone, nothing is read that has a value an entry.
+    edges, dedges = (case.name("edges"), work.dedges) if S.nnz else ("", "")
+    indptr, indices = f"{side}indptr", f"{side}indices" if S.nnz else f"{side}indptr"
+    perm = "perm" if side and numbered and S.nnz else ""
+    read = "queries", "keys", case.name("values") or "keys"
+    grad, stats = ("", "") if direction == FORWARD else ("grad", ("workspace", 0))
+    launches: Launches = []
+    for step, (B, moves, _) in enumerate(blocks):
+        last = step == len(blocks) - 1
+        of_block = passed[step % 2] if direction == FORWARD and not last else work.statistics
+        results = work.out, work.other, part, other_part, of_block, work.datt, dedges
+        attention = (
+            *(*read, grad, case.name("att"), stats, edges, *results, dropped.seed_at),
+            *(passed[step % 2 - 1] if step else "", dropped.seed, args.slope, args.scale),
+            *(dropped.scale, dropped.below, *sizes),
+            *(int(args.loops), int(summed), int(step > 0), int(not last)),
+        )
+        own: tuple[Argument, ...] = indptr, f"{side}start", f"{side}slot", f"{side}cut"
+        if B is not S:
+            own = B.indptr, B.start, B.slot, B.cut
+        begins, start, slot, cut = own
         counts = *((S.nnz,) if shape.packs else (B.nnz, S.nnz)), stride, B.blocks
-        return kernel.ready(B.blocks * teams, arrays, counts, threads=THREADS)
-
-    count = 1 if shape.packs else _count_blocks(S, dtype, heads, feat, variant)
-    return shape, count, ready, ready(S, ColumnBlock(S))
+        launch = kernel.ready(B.blocks * teams, after=counts, threads=THREADS)
+        entries = begins, indices, start, slot, perm, *(() if shape.packs else (indptr, moves))
+        launches.append((launch, (*entries, *attention, carry)))
+        if B.n_cuts:
+            add_up = _cut_rows(B, case, work, shape)
+            launches.append((add_up, (start, cut, *attention, carry)))
+    return launches, at + nbytes, count == 1
 
 
 def _count_blocks(S: Structure, dtype: str, heads: int, feat: int, variant: Variant) -> int:
@@ -283,35 +285,32 @@ def _count_blocks(S: Structure, dtype: str, heads: int, feat: int, variant: Vari
     return column_blocks.count(S, S.n_cols * arrays * row)
 
 
-def _between(S: Structure, call: Call, arrays: int) -> tuple[int, int, int, int]:
+def _between(S: Structure, case: Case, arrays: int) -> tuple[int, int, int, int]:
     """Count the bytes that a block of columns leaves: statistics twice, and sums of 2 bytes."""
-    size, narrow = ITEMSIZE[call.sums], ITEMSIZE[call.dtype] == 2
-    scores, sums = (-(-S.n_rows * call.heads * n * size // 256) * 256 for n in (2, call.feat))
+    size, narrow = ITEMSIZE[case.sums], ITEMSIZE[case.dtype] == 2
+    scores, sums = (padded(S.n_rows * case.heads * n * size) for n in (2, case.feat))
     return scores, scores, sums * narrow, sums * (narrow and arrays == 2)
 
 
 def _bytes_of_cut_rows(
-    blocks: tuple[ColumnBlock, ...], call: Call, work: Work, shape: RowShape
+    blocks: tuple[ColumnBlock, ...], case: Case, work: Pass, shape: RowShape
 ) -> int:
     """Count the bytes for sums of rows that thread blocks share; 0 unless a row is very long."""
-    n_cuts = max([block.structure.n_cuts for block in blocks])
+    n_cuts = max(block.structure.n_cuts for block in blocks)
     of_lane = (2 if shape.packs else work.arrays) * shape.values + 2
-    values = call.heads * shape.slices * shape.lanes * of_lane
-    return 2 * n_cuts * values * ITEMSIZE[call.sums]
+    values = case.heads * shape.slices * shape.lanes * of_lane
+    return 2 * n_cuts * values * ITEMSIZE[case.sums]
 
 
-def _cut_rows(
-    S: Structure, call: Call, work: Work, shape: RowShape, attention: tuple[Any, ...], carry: int
-) -> None:
-    """Launch the sums of rows that thread blocks share, from what each has left in ``carry``."""
-    layout, types = f"2P{LAYOUTS[call.dtype]}P6i", (call.dtype, S.index_dtype)
+def _cut_rows(S: Structure, case: Case, work: Pass, shape: RowShape) -> Launch:
+    """Prepare the sums of rows that thread blocks share, from what each has left."""
+    layout, types = f"2P{LAYOUTS[case.dtype]}P6i", (case.dtype, S.index_dtype)
     kernel = jit.load(FILES["attend"], "attend_cut_rows", layout, types)
     direction = work.direction
     sums = 2 if direction == SOURCES and shape.packs else work.arrays
     cut = (shape.lanes, shape.vector, max(shape.packs, 1), sums, int(direction == FORWARD))
-    args = (S.start, S.cut, *attention, carry, S.n_cuts, *cut)
-    blocks = -(-S.n_cuts * call.heads * call.feat // THREADS)
-    kernel(blocks, args, threads=THREADS, stream=call.m.stream(call.keys))
+    blocks = -(-S.n_cuts * case.heads * case.feat // THREADS)
+    return kernel.ready(blocks, after=(S.n_cuts, *cut), threads=THREADS)
 
 
 # How rows are read
