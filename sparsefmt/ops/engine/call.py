@@ -138,6 +138,7 @@ def launcher(**options: Any) -> Callable[[Callable[..., Any]], Launcher]:
 _SCALES = "row_scale", "col_scale", "own_scale", "el", "er", "edges", "loop_edges", "att"
 #: Names of the values of a transpose that a launch may take beside those of the structure.
 _OF_TRANSPOSE = ("t_indptr", "t_indices", "t_start", "t_slot", "t_cut", "perm")
+_NOTHING: tuple[Any, ...] = None, None, None, ()
 
 
 def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
@@ -156,9 +157,8 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
     array or tuple of arrays
         ``out`` if the kernel returns nothing.
     """
-    S: Any = None
-    prepared, T, kind = S, S, type(A)
-    of_transpose: tuple[int, ...] = ()
+    S, prepared, T, of_transpose = _NOTHING
+    kind = type(A)
     if row.sizes is not None and (
         kind is Structure
         or (isinstance(A, CSR) and type(A.indices) is not np.ndarray)
@@ -166,12 +166,9 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
     ):
         inputs = args if row.structures < 2 else args[2:]  # behind the transpose and its numbers
         x = inputs[0]
+        S = A if kind is Structure else rows_alone(x.shape[0]) if A is None else structure_of(A)
         if row.structure is not None:
             S = row.structure(A, *args, **options)
-        elif kind is Structure:
-            S = A
-        else:
-            S = rows_alone(x.shape[0]) if A is None else structure_of(A)
         m = memories.get(type(x)) or memory_of(x)
         elsewhere, case, addresses, stream = m.case((*inputs, *options.values()), options)
         if elsewhere:
@@ -217,11 +214,9 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
         workspace = m.empty((size,), "uint8", x)
         begin = m.address(workspace)
         values += begin, begin + before
-    values += addresses
-    if prepared.constants:
-        values += prepared.constants
-    if prepared.parts:
-        values += [values[place] + further for place, further in prepared.parts]
+    values += *addresses, *prepared.constants
+    for place, further in prepared.parts:
+        values.append(values[place] + further)
     for launch, in_order in prepared.launches:
         launch(stream, *in_order(values))
     return prepared.finish(results) if results else options.get("out")
