@@ -72,6 +72,8 @@ class Prepared:
 
 
 _ON_GPU = ("csr", True)  # as every ``Structure``
+#: Cases of a row whose launches are kept; options that change at each call make one each.
+MAX_CASES = 256
 
 
 def _unshared(_: Structure) -> None:
@@ -202,6 +204,8 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
                     raise out_of_memory(f"{row.title} by {kernel.name}", error) from error
             prepared = _prepare(kernel.run, S, T, m, inputs, options)
             if getattr(prepared, "lasts", True):
+                if len(decided) >= MAX_CASES:
+                    decided.clear()
                 decided[case] = prepared
     if type(prepared) is not Prepared:
         return prepared(A, *args, **options)
