@@ -203,27 +203,30 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
                 except MemoryError as error:
                     raise out_of_memory(f"{row.title} by {kernel.name}", error) from error
             prepared = _prepare(kernel.run, S, T, m, inputs, options)
-            if getattr(prepared, "lasts", True):
-                if len(decided) >= MAX_CASES:
-                    decided.clear()
-                decided[case] = prepared
+            _keep(decided, case, prepared)
     if type(prepared) is not Prepared:
         return prepared(A, *args, **options)
     values, results = [*S.values, *of_transpose], []
     for shape, dtype, rows in prepared.results:
         results.append(m.empty((getattr(S, rows), *shape) if rows else shape, dtype, x))
         values.append(m.address(results[-1]))
-    before, size = prepared.workspace
-    if size:
-        workspace = m.empty((size,), "uint8", x)
-        begin = m.address(workspace)
-        values += begin, begin + before
+    if prepared.workspace[1]:
+        workspace = m.empty(prepared.workspace[1:], "uint8", x)
+        values += (begin := m.address(workspace)), begin + prepared.workspace[0]
     values += *addresses, *prepared.constants
     for place, further in prepared.parts:
         values.append(values[place] + further)
     for launch, in_order in prepared.launches:
         launch(stream, *in_order(values))
     return prepared.finish(results) if results else options.get("out")
+
+
+def _keep(decided: dict[Any, Any], case: tuple[Any, ...], prepared: Any) -> None:
+    """Keep what was prepared for a case, if later calls may launch the same."""
+    if getattr(prepared, "lasts", True):
+        if len(decided) >= MAX_CASES:
+            decided.clear()
+        decided[case] = prepared
 
 
 def _refusal(row: Any, A: Any, args: tuple[Any, ...], options: dict[str, Any]) -> UnsupportedError:
