@@ -159,15 +159,14 @@ def propagate(
     if bias is not None:
         checks.bias(bias, x, tensors)
         bias = bias.to(x.dtype)
-    own = own.to(x.dtype)
+    own = own.to(x.dtype).expand(tensors.n_rows, 1)
+    own = own if without is None else own.masked_fill(without, 0)
     own_values = edge_weight is None
     if torch.compiler.is_compiling() or (own_values and values is not tensors.csr_values):  # cast
-        scales: Any = {"row_scale": scale, "col_scale": scale}
-        y = aggregate_with_own(graph, x, own, edge_weight, without=without, **scales)
+        parts: Any = {"without": own == 0, "row_scale": scale, "col_scale": scale}
+        y = aggregate_with_own(graph, x, own, edge_weight, **parts)
         return y if bias is None else y + bias
-    own = own.expand(tensors.n_rows, 1)
-    own = (own if without is None else own.masked_fill(without, 0)).reshape(-1)
-    args = scale, own, tensors, False, False, None if own_values else values
+    args = scale, own.reshape(-1), tensors, False, False, None if own_values else values
     return taped(_Propagated, _sum_of_maps, (x, None, bias), *args)
 
 
@@ -250,8 +249,8 @@ def propagated(
     """Compute ``propagate`` of ``x``, or of ``x W``, in a call that ``is_plain``.
 
     ``weight`` is ``W`` transposed, (out_channels, in_channels).  ``own`` has shape (n,); with
-    ``one_more`` it has one value, and ``1 + own[0]`` is the factor of all.  Where a factor is 0 own
-    features add nothing, even if they are Inf or NaN.  ``scale`` may be None, for ones.
+    ``one_more`` it has one value, and ``1 + own[0]`` is the factor of all; without it, own features
+    add nothing where ``own`` is 0, even if they are Inf or NaN.  ``scale`` may be None, for ones.
     """
     return _propagated((x, weight, bias), scale, own, tensors_of(graph), one_more, False, None)
 

@@ -118,7 +118,7 @@ def _make(
         coo = graph.structure.tocoo()
         finish(coo.row)  # synchronize!
         rows, cols = to_tensor(coo.row), to_tensor(coo.col)
-        types = _own_types(coo.data) if edge_type is None else edge_type.detach()
+        types = _own_types(coo.data) if edge_type is None else edge_type.detach().long()
         _check_range("edge_type", types, grouping.n_types, "relations")
         n_cols = graph.shape[1]
         if ids is not None:
@@ -186,7 +186,7 @@ def _group(
         if len(unique) * FEW_SOURCES <= n_cols:
             sources, cols, n_cols = unique, numbers, len(unique)
     if count > 1:
-        local = types.long() - first
+        local = types - first
         if grouping.values is not None:
             places = rows.long() * count + local
             counts = torch.bincount(places, minlength=n_rows * count)
