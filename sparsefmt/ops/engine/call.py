@@ -75,7 +75,7 @@ _ON_GPU = ("csr", True)  # as every ``Structure``
 
 
 def _unshared(_: Structure) -> None:
-    """Return the sizes of a structure for launches that depend on all of them."""
+    """Return None: launches depend on all sizes, so structures share none of them."""
 
 
 class Launcher:
