@@ -1,9 +1,9 @@
 """Sums of neighbours' features with a part of each vertex's own, and whole layers in one node.
 
 On a small graph a training step takes host time, and each node of autograd's, each launch and each
-small operation of torch's takes its part of that.  The functions named after layers check nothing
-but whether a call is one that a node serves, ``is_plain``: those that are not go step by step, and
-are checked there.  Gradients are differentiable any number of times, that of attention once.
+small operation of torch's takes its part of that.  The functions named after layers check nothing:
+the layers call them where ``is_plain`` returns True, and else go step by step, where arguments are
+checked.  Gradients are differentiable any number of times, that of attention once.
 """
 
 from typing import Any, TypeAlias

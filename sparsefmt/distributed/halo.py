@@ -132,7 +132,7 @@ class Halo:
         return self.exchanged(x.contiguous(), None, [most] * ranks)
 
     def exchanged(self, rows: Tensor, sent: list[int] | None, received: list[int]) -> "Parcel":
-        """Begin to send rows, so many to each rank or all to all, and to receive others."""
+        """Begin to send ``sent[r]`` rows to rank ``r``, all to all for None, and to receive."""
         narrow = self.exchange_dtype
         if narrow is not None and rows.is_floating_point() and rows.itemsize > narrow.itemsize:
             rows = rows.to(narrow)

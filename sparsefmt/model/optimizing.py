@@ -392,7 +392,7 @@ def running(model: Module, *, training: bool) -> Iterator[None]:
 def _checked(
     model: object, graph: object, x: object, training: object, steps: object, mode: object
 ) -> tuple[Any, ...]:
-    """Check what is asked for, and return what the model is called with."""
+    """Check the arguments of ``optimize``; return the inputs that the model is called with."""
     if not isinstance(model, Module):
         raise DtypeError(f"model is a {type(model).__name__}: give a torch.nn.Module.")
     if not isinstance(graph, Graph | Shared | Tensor):

@@ -39,7 +39,7 @@ def floating(name: str, value: Tensor) -> None:
 
 
 def place(name: str, value: Tensor, graph: GraphTensors) -> None:
-    """Check for floating numbers where the graph is."""
+    """Check that a tensor has a floating dtype and is on the device of the graph."""
     if value.dtype not in FLOATING:
         floating(name, value)
     if value.device != graph.device:
@@ -48,7 +48,7 @@ def place(name: str, value: Tensor, graph: GraphTensors) -> None:
 
 
 def where(name: str, value: Tensor, graph: Graph | GraphTensors, mend: str = "") -> None:
-    """Check for a tensor where a graph is, whose tensors need not be there for that."""
+    """Raise DeviceError if a tensor is on another device than a graph; ``mend`` is the advice."""
     device = graph.device
     if value.device != (torch.device(device) if isinstance(device, str) else device):
         mend = mend or f'move one of them, graph.to("{value.device}") for instance'
@@ -128,7 +128,7 @@ def _autocast(graph: GraphTensors) -> str:
 
 
 def kept(k: Any, feat: int | None) -> int:
-    """Check how many features of a row to keep; ``feat`` is None where it is not known yet."""
+    """Return ``k`` as an int; raise unless it is 1 to ``feat``, if that is not None."""
     if isinstance(k, bool) or (isinstance(k, Tensor) and k.dtype is torch.bool):
         raise DtypeError(f"k is {k}: give an integer.")
     try:
@@ -190,7 +190,7 @@ def own_part(own: Any, without: Any, graph: GraphTensors) -> None:
 
 
 def bias(value: Any, x: Tensor, graph: GraphTensors) -> None:
-    """Check what is added to every row."""
+    """Check that a bias is a floating tensor beside the graph, with a value for each feature."""
     tensor("bias", value)
     place("bias", value, graph)
     if value.shape != x.shape[1:]:

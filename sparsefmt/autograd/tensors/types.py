@@ -71,7 +71,7 @@ slot("typed", lambda graph: Remembered())
 
 
 def check_types(graph: Graph, edge_type: Any) -> None:
-    """Check for an integer for each edge, where the graph is."""
+    """Check that ``edge_type`` holds an integer for each edge, on the device of the graph."""
     if not isinstance(edge_type, Tensor):
         raise DtypeError(
             f"edge_type is a {type(edge_type).__name__}: give a torch.Tensor of integers, one for "

@@ -131,7 +131,7 @@ structure_at = lru_cache(maxsize=256)(Structure)
 
 @lru_cache(maxsize=256)
 def rows_alone(n_rows: int) -> Structure:
-    """Return so many rows without columns, for operations on features alone."""
+    """Return a structure of ``n_rows`` rows without entries, for operations on features alone."""
     return Structure(n_rows, 0, 0, "", *[0] * 9)
 
 
