@@ -13,13 +13,13 @@ BUDGETS = {
     ".": 1670,
     "autograd": 3000,
     "autograd/engine": 1300,
-    "autograd/tensors": 1790,
+    "autograd/tensors": 1800,
     "cli": 1360,
     "distributed": 1530,
     "distributed/job": 920,
     "distributed/parts": 990,
     "formats": 3230,
-    "graph": 1070,
+    "graph": 1080,
     "interop": 1280,
     "io": 2140,
     "model": 3290,
@@ -39,7 +39,7 @@ BUDGETS = {
     "plan": 1710,
     "testing": 890,
 }
-MAX_TOTAL = 51260
+MAX_TOTAL = 51280
 MAX_FILES = 14  #: of a folder
 MAX_ANY = 0.05  #: share of parameters typed ``Any``
 
