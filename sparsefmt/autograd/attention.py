@@ -365,7 +365,6 @@ def _run(
         out: Tensor = op(tensors.rows, *inputs, *options)
         return out
     seed, *numbers = options
-    seed = None if seed is None else seed.clone()  # the caller may write to it before backward
     apply: Any = function.apply
     out = apply(*apart(*inputs), seed, tensors, with_statistics, numbers)
     return out

@@ -158,9 +158,12 @@ def seed(value: Any, graph: GraphTensors) -> None:
 
 
 def seed_on_device(value: Any, graph: GraphTensors) -> Tensor:
-    """Draw a seed if none is given, on the device: a captured CUDA graph draws at each replay."""
+    """Return a seed tensor on the graph's device: a copy of a tensor, an integer's, or a drawn one.
+
+    A captured CUDA graph draws, or copies, at each replay.
+    """
     if isinstance(value, Tensor):
-        return value
+        return value.clone()  # the caller may write to it before backward reads it
     if value is None:
         return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=graph.device)
     signed = (int(value) + 2**63) % 2**64 - 2**63

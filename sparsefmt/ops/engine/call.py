@@ -159,8 +159,7 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
     array or tuple of arrays
         ``out`` if the kernel returns nothing.
     """
-    S, prepared, T, of_transpose = _NOTHING
-    kind = type(A)
+    S, prepared, T, of_transpose, kind = *_NOTHING, type(A)
     if row.sizes is not None and (
         kind is Structure
         or (isinstance(A, CSR) and type(A.indices) is not np.ndarray)
@@ -168,9 +167,10 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
     ):
         inputs = args if row.structures < 2 else args[2:]  # behind the transpose and its numbers
         x = inputs[0]
-        S = A if kind is Structure else rows_alone(x.shape[0]) if A is None else structure_of(A)
-        if row.structure is not None:
+        if row.structure is not None:  # before ``structure_of``, which builds chunks
             S = row.structure(A, *args, **options)
+        else:
+            S = A if kind is Structure else rows_alone(x.shape[0]) if A is None else structure_of(A)
         m = memories.get(type(x)) or memory_of(x)
         elsewhere, case, addresses, stream = m.case((*inputs, *options.values()), options)
         if elsewhere:
