@@ -89,7 +89,7 @@ def aggregate_with_own(
         own = own.to(y.dtype) if own.element_size() == 2 else own
         return torch.addcmul(y, own, x if without is None else x.masked_fill(without, 0))
     feat = x.shape[1]
-    columns, chosen = choose_features(x, checks.kept(k, feat))
+    columns, chosen = choose_features(x, checks.checked_k(k, feat))
     y = spgemm(tensors, columns, chosen, feat, values, r, c)
     part = chosen if without is None else chosen.masked_fill(without, 0)
     return y + to_dense(columns, (own * part).to(chosen.dtype), feat)

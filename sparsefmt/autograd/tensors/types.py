@@ -85,7 +85,7 @@ def check_types(graph: Graph, edge_type: Any) -> None:
             f"edge_type has shape {tuple(edge_type.shape)} but the graph has {graph.nnz} edges: "
             f"give ({graph.nnz},){mend}."
         )
-    checks.where("edge_type", edge_type, graph)
+    checks.on_device("edge_type", edge_type, graph)
 
 
 #: Ids that were found to be in their range.
