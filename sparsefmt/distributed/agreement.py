@@ -64,11 +64,6 @@ def on_device(device: torch.device | None) -> AbstractContextManager[object]:
     return torch.cuda.device(device)
 
 
-def first_of(group: Group) -> int:
-    """Return the number, among all processes, of the first rank of a group."""
-    return 0 if group is None else dist.get_global_rank(group, 0)
-
-
 def debugging(device: torch.device) -> bool:
     """Return True if ranks compare their arguments; within a CUDA graph they cannot."""
     if not checks.DEBUG:

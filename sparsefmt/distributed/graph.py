@@ -20,7 +20,7 @@ from ..formats import checks
 from ..graph.graph import Graph
 from ..interop.torch import to_tensor
 from ..model.layers import edges_with_loops
-from .agreement import Group, first_of, on_all_ranks, on_device
+from .agreement import Group, on_all_ranks, on_device
 from .halo import FLOATING, Halo, check_edges, halo_of, numbered_graph
 from .parts.files import Partition, read_part
 from .parts.rows import check_ends, checked
@@ -115,8 +115,8 @@ class DistGraph(Shared):
             #: The graph of the edges whose source is in the halo, and their number.
             self.rest, self.n_rest = numbered_graph(*ends, len(halo), self.n_local), len(ends[0])
             sources = None if self.is_square else self.source_bounds
-            alike: dict[str, Any] = {"bounds": self.bounds, "source_bounds": sources}
-            return alike | {"exchange_dtype": str(exchange_dtype), "SPARSEFMT_DEBUG": checks.DEBUG}
+            alike = {"exchange_dtype": str(exchange_dtype), "SPARSEFMT_DEBUG": checks.DEBUG}
+            return {"bounds": self.bounds, "source_bounds": sources, **alike}
 
         on_all_ranks(prepare, group, getattr(edge_index, "device", None), alike=True)
         self.halo = Halo(halo, self.source_bounds, group, exchange_dtype)
@@ -441,7 +441,7 @@ class DistGraph(Shared):
 
         on_all_ranks(prepare, self.group, device, alike=True)
         with on_device(device):
-            dist.broadcast_object_list(answer, first_of(self.group), group=self.group)
+            dist.broadcast_object_list(answer, group_src=0, group=self.group)
         return cast(T, answer[0])
 
     def check(self, name: str, x: object, *, of: str = "sources", dims: int | None = 2) -> None:

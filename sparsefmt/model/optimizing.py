@@ -67,7 +67,7 @@ class ModelPlan:
         """
         result = {}
         for name, composition in self.compositions.items():
-            planned = tuple(composition.plans.copy().values())  # calls reorder them
+            planned = composition.plans.copy().values()  # calls reorder them
             plans = [made.plan for made in planned if made.plan]
             asked = [plan for plan in plans if plan.training == self.training]
             if plans:

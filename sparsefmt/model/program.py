@@ -107,17 +107,14 @@ class Program:
 
     def __call__(self, values: Values, functions: Functions) -> Any:
         """Compute the tree: values by leaf's name, functions by kind of step."""
-        results = dict(values)
-        if not self._of_constants:
-            _run(self._of_inputs, results, functions)
-            return results[self._result]
-        if capturing(first_tensor(values)) and not self._is_fresh(values):
+        results, calls, cached = dict(values), self._of_inputs, dict[Any, Any]()
+        if self._of_constants and capturing(first_tensor(values)) and not self._is_fresh(values):
             # Memory of a captured CUDA graph is that graph's: nothing of it is cached.
-            _run([*self._of_constants, *self._of_inputs], results, functions)
-            return results[self._result]
-        cached = self._cached(values, functions)
-        results.update(cached)
-        _run(self._of_inputs, results, functions)
+            calls = [*self._of_constants, *calls]
+        elif self._of_constants:
+            cached = self._cached(values, functions)
+            results.update(cached)
+        _run(calls, results, functions)
         result = results[self._result]
         # What is cached stays ours, whatever the caller writes to the result.
         return result.clone() if self._result in cached else result

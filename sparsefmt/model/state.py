@@ -209,10 +209,9 @@ class _Walk:
     def _function(self, function: FunctionType, code: CodeType) -> None:
         """Read what a function names, and the functions that are written within it."""
         self._used |= {*code.co_names}
-        lines = [*dis.findlinestarts(code)]
         for step in dis.get_instructions(code):
             if step.opname in _LOADS:
-                line = max((n for at, n in lines if at <= step.offset and n), default=0)
+                line = step.positions.lineno if step.positions else 0
                 self._place = f"{code.co_filename}:{line}, in {code.co_name}"
                 self._load(function, str(step.argval), step.opname == "IMPORT_NAME", code)
         for inner in code.co_consts:

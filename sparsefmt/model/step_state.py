@@ -239,15 +239,15 @@ class Attributes:
     def __init__(self, owner: Module | LRScheduler) -> None:
         self._owner, self._now = owner, vars(owner)
         self._buffers = owner._buffers if isinstance(owner, Module) else {}
-        self._before, self._buffers_before = dict(_restorable(self._now)), dict(self._buffers)
+        self._before = {k: v for k, v in self._now.items() if isinstance(v, PLAIN | Tensor | None)}
+        self._buffers_before = dict(self._buffers)
 
     def restore(self) -> None:
         """Put back attributes and buffers as they were; delete tensors that have been added."""
         pairs = (self._now, self._before), (self._buffers, self._buffers_before)
         for now, before in pairs:
-            for name in [name for name, _ in _restorable(now) if name not in before]:
-                if isinstance(now[name], Tensor):
-                    del now[name]
+            for name in [k for k, v in now.items() if isinstance(v, Tensor) and k not in before]:
+                del now[name]
             now.update(before)
 
     def refuse_changes(self) -> None:
@@ -278,10 +278,6 @@ class Attributes:
             f"step puts another tensor in the place of {what}: write into it, "
             f"{name}.copy_(...){else_}."
         )
-
-
-def _restorable(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    return ((k, v) for k, v in values.items() if isinstance(v, PLAIN | Tensor | None))
 
 
 def _is_same(now: object, before: object) -> bool:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
-from torch.nn import Linear, Module, Parameter, init
+from torch.nn import Linear, Module, Parameter
 from torch.nn.functional import dropout
 
 from ..autograd import as_graph, edge_softmax, spmm
@@ -18,7 +18,7 @@ from ..autograd.tensors.tensors import GraphTensors
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ._inputs import Ends, check_counts, check_flags, check_like, check_number, in_pair
 from ._loops import loops, rows_and_columns, with_loops
-from ._maps import GLOROT, draw_glorot, draw_map, linear_map, mapped, settle
+from ._maps import GLOROT, draw_glorot, draw_map, linear_map, mapped, set_to_zero, settle
 from ._passing import FORWARD, Passing, PassingOptions
 
 #: How a loop's features come from those of its row's entries: PyG's words, torch's reductions.
@@ -191,10 +191,6 @@ class Attention(Passing):
             return parts
         return [*shared.extended(torch.cat(parts, 1)).chunk(len(layers), 1)]
 
-    def _drops(self) -> bool:
-        """Return True if weights are left out now."""
-        return self.training and self.dropout > 0
-
 
 class LoopedAttention(Attention):
     """Attention that may give each vertex one loop, and add a map of its own features."""
@@ -240,13 +236,10 @@ class LoopedAttention(Attention):
     def _draw(self, maps: tuple[Linear | None, ...], vectors: tuple[Tensor | None, ...]) -> None:
         """Draw maps, ``lin_edge``, ``res`` and vectors by Glorot's rule; set the bias to 0."""
         for layer in (*maps, self.lin_edge, self.res):
-            if layer is not None:
-                draw_map(layer, GLOROT)
+            draw_map(layer, GLOROT)
         for vector in vectors:
-            if vector is not None:
-                draw_glorot(vector)
-        if self.bias is not None:
-            init.zeros_(self.bias)
+            draw_glorot(vector)
+        set_to_zero(self.bias)
 
     def _options(self) -> dict[str, Any]:
         """Return the options of the aggregation; nothing is dropped in evaluation."""
@@ -272,7 +265,7 @@ class LoopedAttention(Attention):
             scores = self._entry_scores(graph, terms, source, target)
             with torch.autocast(scores.device.type, enabled=False):  # 0 are left out, as in PyG
                 weights = dropout(edge_softmax(graph, scores), self.dropout, self.training)
-        if weights is not None and (by_entries or self._drops()):
+        if weights is not None and (by_entries or (self.training and self.dropout)):
             y = self._biased(weighted_sums(graph, weights, source))
         else:
             y = self._aggregated(ends, source, target, features)

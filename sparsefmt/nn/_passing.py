@@ -151,11 +151,10 @@ class Passing(Module):
         widths = "in_channels", "out_channels"
         shown = [str(vars(self)[name]) for name in widths if name in vars(self)]
         shown += [f"{name}={getattr(self, name)}" for name in self._shown]
-        return f"{type(self).__name__}({', '.join([*shown, *self._own_options()])})"
-
-    def _own_options(self) -> list[str]:
-        """Return what the ``repr`` shows of options that PyG's layer does not have."""
-        return []
+        options = {name: getattr(self, name, None) for name in ("k", "sample", "training_sample")}
+        shown += [f"{name}={value}" for name, value in options.items() if value is not None]
+        shown += [] if options["sample"] is None else [f"strategy={vars(self)['strategy']!r}"]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def _between(self, x: Any, edge_index: GraphLike, size: Any = None) -> Ends:
         """Check features of one or both ends, and the graph along which messages flow."""
@@ -351,12 +350,6 @@ class Convolution(Passing):
         self.sample = _sample_width("sample", sample, self.k)
         self.training_sample = _sample_width("training_sample", training_sample, self.k)
         self.strategy = checked_strategy(strategy)
-
-    def _own_options(self) -> list[str]:
-        """Return what the ``repr`` shows of options that are set and that PyG's has not."""
-        options = {name: getattr(self, name) for name in ("k", "sample", "training_sample")}
-        shown = [f"{name}={value}" for name, value in options.items() if value is not None]
-        return shown if self.sample is None else [*shown, f"strategy={self.strategy!r}"]
 
     def _width(self) -> int | None:
         """Return how many entries of each row to go over now; None for all."""

@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Unpack, cast
 
 import torch
 from torch import Tensor
-from torch.nn import Module, Parameter, init
+from torch.nn import Module, Parameter
 from torch.nn.functional import linear
 
 from ..autograd import aggregate_with_own, as_graph, maxk, maxk_aggregate
@@ -17,7 +17,7 @@ from ..autograd.tensors.tensors import GraphTensors
 from ..errors import ShapeError
 from ._inputs import by_vertex, check_counts, check_flags, check_in_channels, check_input
 from ._loops import as_operands, gets_all_loops, hop, over_vertices, stored, symmetric
-from ._maps import GLOROT, called, check_map, draw_map, linear_map
+from ._maps import GLOROT, called, check_map, draw_map, linear_map, set_to_zero
 from ._passing import FORWARD, SUM, Convolution, Options, plus
 
 
@@ -110,8 +110,7 @@ class GCNConv(Convolution):
     def reset_parameters(self) -> None:
         """Draw Glorot's uniform weights, set the bias to 0, and forget the cached graph."""
         draw_map(self.lin, GLOROT)
-        if self.bias is not None:
-            init.zeros_(self.bias)
+        set_to_zero(self.bias)
         self._cached_edge_index = self._cached_adj_t = None
 
     def forward(

@@ -241,8 +241,7 @@ class GINEConv(OfNetwork):
     def reset_parameters(self) -> None:
         """Reset ``nn`` and ``eps`` as ``GINConv`` does, and draw the map of the edges' features."""
         super().reset_parameters()
-        if self.lin is not None:
-            draw_map(self.lin)
+        draw_map(self.lin)
 
     def forward(
         self,

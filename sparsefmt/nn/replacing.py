@@ -181,18 +181,6 @@ def _bias(layer: Any) -> bool:
     return owner.bias is not None
 
 
-def _network(layer: Any) -> Module:
-    """Build a network in the place of the layer's, which a constructor would reset."""
-    edges = getattr(layer, "lin", None)
-    return Linear(1 if edges is None else edges.out_channels, 1)
-
-
-def _root_weight(layer: Any) -> bool:
-    """Return True if a layer maps a vertex's own features."""
-    option = getattr(layer, "root_weight", None)
-    return layer.root is not None if option is None else bool(option)
-
-
 #: Options that a layer of PyG keeps under another name, or with a map.
 _READ: dict[str, Callable[[Any], Any]] = {
     "bias": _bias,
@@ -202,8 +190,11 @@ _READ: dict[str, Callable[[Any], Any]] = {
         else layer.lin and int(layer.lin.in_channels)  # GINE keeps it with its map
     ),
     "eps": lambda layer: layer.initial_eps,
-    "nn": _network,
-    "root_weight": _root_weight,
+    # In the place of the layer's network, which a constructor would reset.
+    "nn": lambda layer: Linear(getattr(getattr(layer, "lin", None), "out_channels", 1), 1),
+    "root_weight": lambda layer: (
+        layer.root_weight if hasattr(layer, "root_weight") else layer.root is not None
+    ),
     "train_eps": lambda layer: isinstance(layer.eps, Parameter),
 }
 

@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter, init
+from torch.nn import Parameter
 
 from ..autograd import as_graph, relational_aggregate
 from ..autograd.tensors.prepare import GraphLike
@@ -13,7 +13,7 @@ from ..autograd.tensors.types import check_ids
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..model.state import is_graph
 from ._inputs import check_counts, check_flags, check_like, in_pair
-from ._maps import draw_glorot
+from ._maps import draw_glorot, set_to_zero
 from ._passing import FORWARD, Direction, Passing
 
 
@@ -101,10 +101,8 @@ class RGCNConv(Passing):
     def reset_parameters(self) -> None:
         """Draw the weights by Glorot's rule, and set the bias to 0."""
         for weight in (self.weight, self.comp, self.root):
-            if weight is not None:
-                draw_glorot(weight)
-        if self.bias is not None:
-            init.zeros_(self.bias)
+            draw_glorot(weight)
+        set_to_zero(self.bias)
 
     def forward(
         self,

@@ -130,8 +130,7 @@ class TransformerConv(Attention):
         """Draw all parameters as ``torch.nn.Linear`` does."""
         maps = self.lin_key, self.lin_query, self.lin_value, self.lin_edge
         for layer in (*maps, self.lin_skip, self.lin_beta):
-            if layer is not None:
-                draw_map(layer)
+            draw_map(layer)
 
     def forward(
         self,
@@ -169,12 +168,12 @@ class TransformerConv(Attention):
         weights = None
         if term is not None or return_attention_weights is not None:
             weights = self._weights(graph, query, key, term)
-        if weights is not None and (term is not None or self._drops()):
+        share = self.dropout if self.training else 0.0
+        if weights is not None and (term is not None or share):
             dropped = dropout(weights, self.dropout, self.training)
             y = weighted_sums(graph, dropped, value)
             y = y if term is None else y + term.sums(dropped).to(y.dtype)
         else:
-            share = self.dropout if self.training else 0.0
             y = dot_aggregate(graph, query, key, value, dropout=share)
         y = self._with_own(y, target)
         if weights is None or return_attention_weights is None:

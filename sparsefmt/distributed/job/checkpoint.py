@@ -165,5 +165,4 @@ def restore(
     except _BROKEN as error:
         why = " ".join(str(error).split())[:200]
         raise fault(Path(path), f"it does not fit the model ({why}): {_MEND}.") from error
-    epoch: int = state["epoch"]
-    return epoch
+    return int(state["epoch"])
