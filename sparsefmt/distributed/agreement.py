@@ -14,7 +14,7 @@ T = TypeVar("T")
 #: By default all processes.
 Group: TypeAlias = dist.ProcessGroup | None
 #: Errors that this package raises on purpose.
-_OWN = (SparseFmtError, OSError)
+_EXPECTED = (SparseFmtError, OSError)
 
 
 def on_all_ranks(
@@ -36,7 +36,7 @@ def on_all_ranks(
         with on_device(device):
             dist.all_gather_object(answers, mine, group=group)
         texts = [text for text, _ in answers]
-        if error is not None and (len(set(texts)) == 1 or not isinstance(error, _OWN)):
+        if error is not None and (len(set(texts)) == 1 or not isinstance(error, _EXPECTED)):
             return
         for rank, text in enumerate(texts):
             if text is not None:
@@ -73,7 +73,7 @@ def debugging(device: torch.device) -> bool:
 
 def _sentence(error: Exception) -> str:
     """Write an error of this rank as a sentence for the others."""
-    if isinstance(error, _OWN):
+    if isinstance(error, _EXPECTED):
         return str(error)
     what = " ".join([f"{type(error).__name__}:", *str(error).split()]).rstrip(":.")
     return f"{what}; see the error of that rank."

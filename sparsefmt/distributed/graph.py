@@ -111,7 +111,7 @@ class DistGraph(Shared):
             self.n_sources = self._sources.stop - self._sources.start
             rows = edge_index[1] - self._targets.start
             self._build(columns, rows, len(halo))
-            ends = columns[~self._is_own] - self.n_sources, rows[~self._is_own]
+            ends = columns[~self._is_local] - self.n_sources, rows[~self._is_local]
             #: The graph of the edges whose source is in the halo, and their number.
             self.rest, self.n_rest = numbered_graph(*ends, len(halo), self.n_local), len(ends[0])
             sources = None if self.is_square else self.source_bounds
@@ -131,7 +131,7 @@ class DistGraph(Shared):
         self.local = numbered_graph(columns, rows, self.n_sources + n_halo, self.n_local)
         #: The graph itself, if there is one rank only: layers take it then.
         self.whole = self.local if len(self.bounds) == 2 else None
-        self._is_own = own = columns < self.n_sources
+        self._is_local = own = columns < self.n_sources
         #: The graph of the edges whose source is on this rank.
         self.own = numbered_graph(columns[own], rows[own], self.n_sources, self.n_local)
 
@@ -380,7 +380,7 @@ class DistGraph(Shared):
     def edges(self) -> tuple[Tensor, Tensor]:
         """Return the numbers of edges whose source is on this rank, and of those from the halo."""
         with torch.inference_mode(False):  # training may save them
-            return self._is_own.nonzero()[:, 0], (~self._is_own).nonzero()[:, 0]  # synchronize!
+            return self._is_local.nonzero()[:, 0], (~self._is_local).nonzero()[:, 0]  # synchronize!
 
     def split(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Split values of this rank's edges: those whose source it has, and the rest."""

@@ -35,7 +35,7 @@ REMEMBERED = 8
 GATHERED = 0.8
 #: What cannot be differentiated again, and what can.
 EXCHANGED = "features that ranks exchange"
-ONE_PROCESS = "compute on one process, with a Graph"
+INSTEAD = "compute on one process, with a Graph"
 #: torch 2.13 has renamed it.
 _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
@@ -296,7 +296,7 @@ class _Start(Function):
 
     @staticmethod
     def backward(ctx: Ctx, like: Tensor) -> tuple[Tensor, None]:
-        return once(EXCHANGED, ctx.exchange.add_up, like, instead=ONE_PROCESS), None
+        return once(EXCHANGED, ctx.exchange.add_up, like, instead=INSTEAD), None
 
 
 class _Finish(Function):
@@ -315,7 +315,7 @@ class _Finish(Function):
             ctx.exchange.back = halo.exchanged(grad.contiguous(), halo.received, halo.sent)
             return grad.new_empty(0)
 
-        return once(EXCHANGED, send_home, grad, instead=ONE_PROCESS), None
+        return once(EXCHANGED, send_home, grad, instead=INSTEAD), None
 
 
 def check_edges(edge_index: object, n_sources: int, targets: slice, rank: int) -> None:

@@ -18,7 +18,7 @@ from ..autograd.tensors.shared import Shared
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..formats import checks
 from .agreement import debugging, on_all_ranks
-from .halo import EXCHANGED, ONE_PROCESS, Ctx
+from .halo import EXCHANGED, INSTEAD, Ctx
 
 if TYPE_CHECKING:
     from ..graph.graph import Graph
@@ -91,9 +91,9 @@ def dist_spmm(
     rows = graph.mean_scale(x, row_scale) if reduce == "mean" else row_scale
     factors = [factor for factor in (rows, col_scale) if factor is not None]
     # A kernel takes factors as they are if they are constants in the dtype of x.
-    others = [factor for factor in factors if factor.requires_grad or factor.dtype is not x.dtype]
-    together = edge_weight is None and x.dtype.itemsize >= 4 and not others
-    if together and x.requires_grad:
+    unfit = [factor for factor in factors if factor.requires_grad or factor.dtype is not x.dtype]
+    fused = edge_weight is None and x.dtype.itemsize >= 4 and not unfit
+    if fused and x.requires_grad:
         if checks.DEBUG:
             graph.halo.compare(x, False)
         y: Tensor = _Product.apply(x, graph, rows, col_scale, of_halo)  # type: ignore[no-untyped-call]
@@ -101,7 +101,7 @@ def dist_spmm(
     exchange = graph.halo.start(x)
     y = _multiplied(graph.own, x, weights[0], rows, col_scale, reduce)
     received = exchange.finish()
-    if together and graph.n_rest and received.dtype is y.dtype:
+    if fused and graph.n_rest and received.dtype is y.dtype:
         side, sums = tensors_of(graph.rest).rows, (None, None, rows, of_halo, "sum")
         y = SPMM(side, received, *sums, y, None, False, None)
         return y
@@ -256,15 +256,15 @@ class _Product(Function):
 
     @staticmethod
     def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return once(EXCHANGED, partial(_gradient, ctx), grad, instead=ONE_PROCESS), *(None,) * 4
+        return once(EXCHANGED, partial(_gradient, ctx), grad, instead=INSTEAD), *(None,) * 4
 
 
 def _gradient(ctx: Ctx, grad: Tensor) -> Tensor:
     """Compute the gradient of features: that of own rows, and what other ranks send back."""
     (rows, cols, of_halo), graph = ctx.saved_tensors, ctx.graph
     halo, product = graph.halo, (grad, None, None)
-    of_others = SPMM(tensors_of(graph.rest).columns, *product, of_halo, rows, "sum")
-    parcel = halo.exchanged(of_others.contiguous(), halo.received, halo.sent)
+    sent = SPMM(tensors_of(graph.rest).columns, *product, of_halo, rows, "sum")
+    parcel = halo.exchanged(sent.contiguous(), halo.received, halo.sent)
     dx: Tensor = SPMM(tensors_of(graph.own).columns, *product, cols, rows, "sum")
     parcel.work.wait()
     received, sums = parcel.into.to(dx.dtype), (None,) * 4

@@ -21,6 +21,7 @@ class Inputs:
         self._flat = all(isinstance(value, Tensor | None) for value in examples)
 
     def _check_tensor(self, number: int, value: object) -> None:
+        """Check for a dense tensor, or None."""
         if is_graph(value) and not isinstance(value, Tensor):
             raise UnsupportedError(
                 f"input {number} is a graph, which a replay cannot exchange: let step close over "
@@ -63,6 +64,7 @@ class Inputs:
         return leaves
 
     def _check_like(self, number: int, value: Any, like: Tensor | None) -> None:
+        """Check that an argument has the shape, dtype and device of its example."""
         self._check_tensor(number, value)
         if value is None or like is None:
             if value is not like:

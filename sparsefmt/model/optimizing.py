@@ -76,6 +76,7 @@ class ModelPlan:
 
     @property
     def _decisions(self) -> list[Decision]:
+        """Return the decisions that were made, on order, tiles and capture."""
         return [made for made in (self.ordering, self.tiling, self.launching) if made]
 
     def explain(self) -> str:
@@ -339,9 +340,8 @@ def _plan(
     if prepared is None:
         return []
     planned, values, _ = prepared
-    own = planned.program is None
-    multiplied = [plan.adapter.graph(layer, x, edge_index)] if own else values.values()
-    return [graph for graph in multiplied if isinstance(graph, Graph)]
+    graphs = values.values() if planned.program else [plan.adapter.graph(layer, x, edge_index)]
+    return [graph for graph in graphs if isinstance(graph, Graph)]
 
 
 def _why_left(module: Module) -> str:

@@ -43,6 +43,7 @@ Factor: TypeAlias = "GraphLike | Weighted | Attention"
 
 
 def _spmm(A: Factor, X: Tensor, row: Tensor | None = None, col: Tensor | None = None) -> Tensor:
+    """Multiply a graph, with values or of an attention, with features and scales."""
     dist = shared(A.graph if isinstance(A, Weighted | Attention) else A)
     if isinstance(A, Attention):
         function = partial(gat_aggregate, A.graph) if dist is None else dist.gat_aggregate
@@ -59,6 +60,7 @@ def _spmm(A: Factor, X: Tensor, row: Tensor | None = None, col: Tensor | None = 
 def _scale_entries(
     A: "GraphLike | Weighted", row: Tensor | None = None, col: Tensor | None = None
 ) -> Weighted:
+    """Multiply the values of a graph by scales of rows and columns."""
     if isinstance(A, Shared):
         return Weighted(A, shared(A).scaled_entries(row, col))
     graph, values = A if isinstance(A, Weighted) else (A, tensors_of(A).csr_values)
@@ -142,11 +144,13 @@ class Program:
 
 
 def _run(calls: list[Any], results: dict[Any, Any], functions: Functions) -> None:
+    """Run calls in order, and add their results by their numbers."""
     for key, kind, operands in calls:
         results[key] = functions[kind](**{role: results[name] for role, name in operands})
 
 
 def _leaves(tree: Tree) -> list[Leaf]:
+    """Return the leaves of a tree, from left to right."""
     if isinstance(tree, Step):
         return [leaf for part in tree.operands for leaf in _leaves(part)]
     return [tree]
@@ -169,12 +173,12 @@ def first_tensor(values: Values) -> Tensor:
 
 
 def stamp(value: Tensor) -> Stamp:
-    """Return what tells a tensor, unchanged, from every other."""
+    """Return a weak reference to a tensor and its version, by which ``is_stamped`` knows it."""
     return ref(value), None if value.is_inference() else state_of(value)
 
 
 def is_stamped(value: Tensor, made: Stamp) -> bool:
-    """Return True if it is that tensor, seen unchanged; never of inference's tensors."""
+    """Return True if it is the tensor of the stamp, unchanged; False for inference tensors."""
     return made[0]() is value and not value.is_inference() and state_of(value) == made[1]
 
 

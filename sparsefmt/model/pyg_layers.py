@@ -60,10 +60,10 @@ def against_pyg_layer(layer: Module) -> str:
 def step_set_by_hand(layer: Module) -> str | None:
     """Return the name of a step that is not PyG's, on the layer or its class, or None."""
     kind, attributes = type(layer), vars(layer)
-    own = getattr(kind, "_orig_propagate", None), getattr(kind, "_jinja_propagate", None)
+    generated = getattr(kind, "_orig_propagate", None), getattr(kind, "_jinja_propagate", None)
     for step in _STEPS:
         value = attributes.get(step)
-        if value is not None and getattr(value, "__func__", value) not in own:
+        if value is not None and getattr(value, "__func__", value) not in generated:
             return step
         of_class = getattr(kind, step, None)
         if of_class is not None and not of_class.__module__.startswith("torch_geometric."):
@@ -72,6 +72,7 @@ def step_set_by_hand(layer: Module) -> str | None:
 
 
 def _is_of_pyg(module: Module) -> bool:
+    """Return True for a module of a kind that PyG's constructors put into layers."""
     kind = type(module)
     name = kind.__module__, kind.__qualname__
     return kind is ModuleList or name == _LINEAR or name[0].startswith(_AGGREGATIONS)

@@ -333,7 +333,7 @@ class Snapshot:
 
 
 def _contents(place: object) -> Any:
-    """Return what a module, a container or an object holds; None of what cannot be written to."""
+    """Copy the contents of a module, container or object; None if it cannot be written to."""
     if isinstance(place, Module):
         return None if _is_library_module(place) else attributes(place)
     if isinstance(place, Tensor | Graph | GraphTensors | FunctionType | ModuleType | type):
@@ -347,6 +347,7 @@ def _contents(place: object) -> Any:
 
 
 def _same(now: Any, before: Any) -> bool:
+    """Return True if a place holds the same objects as before, in their order."""
     if isinstance(before, set):
         return bool(now == before)
     if isinstance(before, dict):
@@ -355,6 +356,7 @@ def _same(now: Any, before: Any) -> bool:
 
 
 def _fill(place: Any, before: Any) -> None:
+    """Write former contents to a module, a container or an object."""
     if isinstance(place, Module):
         for name in attributes(place):
             del vars(place)[name]
@@ -446,9 +448,10 @@ def _same_values(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _kind(name: str) -> str:
-    """Return what has a scale: a state of all parameters, their gradients, or a tensor's name."""
+    """Return the group whose tensors share a scale, as "exp_avg" of all parameters; else a name."""
     return name.partition(" of ")[0] if " of " in name else name
 
 
 def _largest(values: Tensor) -> float:
+    """Return the largest absolute value, 0 of an empty tensor."""
     return float(values.double().nan_to_num(0, 0, 0).abs().max()) if values.numel() else 0.0

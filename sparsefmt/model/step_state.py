@@ -19,7 +19,7 @@ from ..errors import DeviceError, UnsupportedError
 from .state import Holdings, Randomness, cell_contents, is_graph
 
 #: Attributes that are numbers or text: a dropout's ``p``, and what users count.
-PLAIN = bool | int | float | str
+BASIC = bool | int | float | str
 #: Optimizers whose state before the first step is known: 0, but for these.
 KNOWN = {
     *(optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax),
@@ -239,7 +239,7 @@ class Attributes:
     def __init__(self, owner: Module | LRScheduler) -> None:
         self._owner, self._now = owner, vars(owner)
         self._buffers = owner._buffers if isinstance(owner, Module) else {}
-        self._before = {k: v for k, v in self._now.items() if isinstance(v, PLAIN | Tensor | None)}
+        self._before = {k: v for k, v in self._now.items() if isinstance(v, BASIC | Tensor | None)}
         self._buffers_before = dict(self._buffers)
 
     def restore(self) -> None:
@@ -281,7 +281,8 @@ class Attributes:
 
 
 def _is_same(now: object, before: object) -> bool:
-    return now is before or (isinstance(before, PLAIN) and bool(now == before))
+    """Return True for the same object, or an equal number or text."""
+    return now is before or (isinstance(before, BASIC) and bool(now == before))
 
 
 #: An optimizer, its group and key, and the value that a graph has: a number, or a tensor's place.
@@ -346,8 +347,8 @@ class Guard:
             for members in (module._parameters, module._buffers)
             if members
         ]
-        self._plain = [
-            (m, vars(m), {k: v for k, v in vars(m).items() if isinstance(v, PLAIN)}.items())
+        self._basic = [
+            (m, vars(m), {k: v for k, v in vars(m).items() if isinstance(v, BASIC)}.items())
             for m in modules
         ]
         self._states = [(o, o.state, _tensors_in(o.state)) for o in optimizers]
@@ -357,7 +358,7 @@ class Guard:
         self._names = [
             (name, read, value)
             for name, read in _names_of(step)
-            if isinstance(value := read(), PLAIN | Tensor | Module | Optimizer) or is_graph(value)
+            if isinstance(value := read(), BASIC | Tensor | Module | Optimizer) or is_graph(value)
         ]
 
     def check(self) -> None:
@@ -378,9 +379,9 @@ class Guard:
                         f"than when it was captured: write into it, {name}.copy_(...), or capture "
                         "again."
                     )
-        for module, attributes, plain in self._plain:
-            if not plain <= attributes.items():
-                self._refuse_attributes(module, attributes, dict(plain))
+        for module, attributes, basic in self._basic:
+            if not basic <= attributes.items():
+                self._refuse_attributes(module, attributes, dict(basic))
         for optimizer, state, tensors in self._states:
             if optimizer.state is not state or _tensors_in(state) != tensors:
                 raise UnsupportedError(
@@ -420,6 +421,7 @@ class Guard:
 
 
 def _tensors_in(state: Mapping[Any, Mapping[str, Any]]) -> list[int]:
+    """Return the ids of all values in an optimizer's state."""
     return [id(value) for values in state.values() for value in values.values()]
 
 

@@ -51,18 +51,18 @@ def entries_with_loops(
 
     Vertices are rows and columns.  Features of their loops are ``own``; the order is PyG's.
     """
-    (edges, others), tensors = with_loops(ends.tensors), ends.tensors
+    (edges, entries), tensors = with_loops(ends.tensors), ends.tensors
     if features is not None and own is not None:
-        features = torch.cat([features[others], own])
+        features = torch.cat([features[entries], own])
     return as_graph(edges, None, size=(tensors.n_cols, tensors.n_rows)), features
 
 
 def _reduced(tensors: GraphTensors, features: Tensor, reduce: str) -> Tensor:
     """Reduce features of each row's entries but loops, (n, width): none to 0, a product to 1."""
     # By torch, whose gradients are PyG's: equal ones share them.
-    others = with_loops(tensors)[1]
-    rows = tensors.cached("rows of others", lambda: rows_and_columns(tensors)[0][others])
-    features, product = features[others], reduce == "prod"
+    entries = with_loops(tensors)[1]
+    rows = tensors.cached("rows but loops", lambda: rows_and_columns(tensors)[0][entries])
+    features, product = features[entries], reduce == "prod"
     made = features.new_full((tensors.n_rows, features.shape[1]), float(product))
     at = rows[:, None].expand_as(features)
     return made.scatter_reduce(0, at, features, reduce, include_self=product)
@@ -77,9 +77,9 @@ def _sums(tensors: GraphTensors, features: Tensor, reduce: str) -> Tensor:
         counts = tensors.rows.indptr.diff() - loops(tensors)[1]
         return counts.clamp(min=1).reciprocal()[:, None]
 
-    others = features.to(wide).masked_fill(stored, 0)
+    values = features.to(wide).masked_fill(stored, 0)
     with torch.autocast(tensors.kind, enabled=False):
-        sums = aggregated(tensors, False, None, others, "copy_edge")
+        sums = aggregated(tensors, False, None, values, "copy_edge")
     if reduce == "mean":
         sums = sums * tensors.cached("share of an entry but loops", share).to(wide)
     return sums.to(features.dtype)

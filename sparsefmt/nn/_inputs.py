@@ -44,8 +44,8 @@ def in_pair(in_channels: Any) -> tuple[int, int]:
         raise ShapeError(
             f"in_channels is {in_channels!r}: give an integer, or (of sources, of targets)."
         )
-    for i, one in enumerate(in_channels):
-        check_in_channels(one, f"in_channels[{i}]")
+    for i, channels in enumerate(in_channels):
+        check_in_channels(channels, f"in_channels[{i}]")
     return in_channels[0], in_channels[1]
 
 

@@ -287,14 +287,14 @@ def _explicit(
     values = scale[row] * weight * scale[col]
     if fill == 0:
         return tensors, values
-    edges, others = with_loops(tensors)
+    edges, entries = with_loops(tensors)
     counted, _ = loops(tensors)
     earlier = None if to_all else earlier_loops(tensors)
     counted = (counted if earlier is None else counted - earlier).to(dtype)
     own = spmm(tensors, counted.new_ones(n, 1), weight * counted)[:, 0]
     added = fill if to_all else fill * missing_loops(tensors).to(dtype)
     own = (own + added) * scale * scale
-    return as_graph(edges, None, size=(n, n)), torch.cat([values[others], own])
+    return as_graph(edges, None, size=(n, n)), torch.cat([values[entries], own])
 
 
 def over_vertices(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

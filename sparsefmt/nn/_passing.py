@@ -76,7 +76,7 @@ class Passing(Module):
             raise TypeError(
                 f"{type(self).__name__} got an unexpected keyword argument {next(iter(unknown))!r}."
             )
-        self.aggr = [str(one) for one in aggr] if isinstance(aggr, list | tuple) else str(aggr)
+        self.aggr = [str(item) for item in aggr] if isinstance(aggr, list | tuple) else str(aggr)
         self._reductions = self._checked(aggr, aggr_kwargs)
         self._is_word = isinstance(aggr, str) and aggr in REDUCTIONS
         check_flow(flow)
@@ -106,7 +106,7 @@ class Passing(Module):
         super().__setattr__(name, value)
 
     def __setstate__(self, state: Any) -> None:
-        """Join PyG if it is loaded, then read a pickled state."""
+        """Add PyG's base class if PyG is loaded, then read a pickled state."""
         join_pyg()
         Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
 
@@ -199,9 +199,9 @@ class Passing(Module):
 
 
 def join_pyg() -> None:
-    """Put PyG's ``MessagePassing``, once it is loaded, in the place of the base of ``Passing``.
+    """Set PyG's ``MessagePassing``, if it is loaded, as the base class of ``Passing``.
 
-    Its tools ask for an instance of it.  It is not imported for that: whoever asks has done so.
+    PyG's tools ask for an instance of it.  It is not imported here: whoever asks has done so.
     """
     base = getattr(sys.modules.get(_PYG), "MessagePassing", None)
     if base is not None and base not in Passing.__bases__:
@@ -209,9 +209,9 @@ def join_pyg() -> None:
 
 
 def _join_for(cls: type) -> None:
-    """Join PyG now, for a class that has ``MessagePassing`` and one of our layers as bases.
+    """Add PyG's base class now, for a class with ``MessagePassing`` and one of our layers as bases.
 
-    Without an order of its bases it would stop the join, and with it every layer's constructor.
+    A class whose bases have no order would make every layer's constructor fail.
     """
     try:
         join_pyg()
@@ -255,6 +255,8 @@ _NO_SCRIPT = "TorchScript cannot compile it; use torch.compile or nn.capture."
 
 
 def _refusing(name: str, why: str) -> Callable[..., Any]:
+    """Return a method that raises UnsupportedError."""
+
     def refuse(self: Passing, *args: Any, **kwargs: Any) -> Any:
         raise UnsupportedError(f"{type(self).__name__}.{name}: {why}")
 
@@ -271,8 +273,8 @@ def module_of(aggr: Any, aggr_kwargs: dict[str, Any] | None, mend: str) -> Modul
     """Build PyG's module of an aggregation; ``mend`` says what else may be given."""
     where = f"aggr is {aggr!r}, which no kernel computes: give {mend}, or "
     kinds = str, getattr(sys.modules.get("torch_geometric.nn.aggr"), "Aggregation", str)
-    for one in aggr if isinstance(aggr, list | tuple) else [aggr]:
-        if not isinstance(one, kinds):
+    for item in aggr if isinstance(aggr, list | tuple) else [aggr]:
+        if not isinstance(item, kinds):
             raise DtypeError(
                 f"aggr is {aggr!r}: give {mend}, a module of torch_geometric.nn.aggr, or a list "
                 "of them."
@@ -344,7 +346,7 @@ class Convolution(Passing):
         if parts != (None,) * 3 and self._reductions not in self._of_parts:
             raise UnsupportedError(
                 f"aggr is {aggr!r} beside k or a sample: no kernel reduces parts of rows so; give "
-                f"{' or '.join(repr(one) for (one,) in self._of_parts)}, or leave them out."
+                f"{' or '.join(repr(word) for (word,) in self._of_parts)}, or leave them out."
             )
         self.k = None if k is None else features_to_keep(k, feat)
         self.sample = _sample_width("sample", sample, self.k)

@@ -137,7 +137,7 @@ class GATConv(LoopedAttention):
             if y is not None:
                 return y
             if isinstance(x, Tensor) and x.dim() == 2:
-                y = self._in_one_node(x, edge_index)
+                y = self._fused(x, edge_index)
                 if y is not None:
                     return y if self.res is None else y + mapped(self.res, x, "x")
         ends = self._between(x, edge_index, size)
@@ -145,7 +145,7 @@ class GATConv(LoopedAttention):
             ends = ends.squared()
         return self._attended(ends, edge_index, edge_attr, return_attention_weights)
 
-    def _in_one_node(self, x: Tensor, edge_index: GraphLike) -> Tensor | None:
+    def _fused(self, x: Tensor, edge_index: GraphLike) -> Tensor | None:
         """Run what comes before the residual as one node of autograd's; None if it may not."""
         lin, source, target, bias = read_map(self.lin), self.att_src, self.att_dst, self.bias
         heads, feat = self.heads, self.out_channels

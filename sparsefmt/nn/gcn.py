@@ -210,8 +210,8 @@ class GCNConv(Convolution):
         if width is None:
             return aggregate_with_own(graph, h, own, weight, k=self.k, without=own == 0, **scales)
         y = self._aggregate(graph, h, width, weight, rescale=True, **scales)
-        kept = weight is None and fill and not to_all and not torch.compiler.is_compiling()
-        without = stored(tensors, dtype) if kept else own == 0
+        cached = weight is None and fill and not to_all and not torch.compiler.is_compiling()
+        without = stored(tensors, dtype) if cached else own == 0
         return torch.addcmul(y, own, h if without is None else h.masked_fill(without, 0))
 
 

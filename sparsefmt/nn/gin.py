@@ -142,7 +142,7 @@ class GINConv(OfNetwork, Convolution):
             if y is not None:
                 return y
             if isinstance(x, Tensor) and self._has_defaults():
-                y = self._in_one_node(x, self._graph(x, edge_index))
+                y = self._fused(x, self._graph(x, edge_index))
             if y is not None:
                 return y
         ends = self._between(x, edge_index, size)
@@ -151,7 +151,7 @@ class GINConv(OfNetwork, Convolution):
         check_fit(self.nn, ends.source)
         return called(self.nn, self._aggregated(ends, edge_weight))
 
-    def _in_one_node(self, x: Tensor, graph: GraphLike) -> Tensor | None:
+    def _fused(self, x: Tensor, graph: GraphLike) -> Tensor | None:
         """Run the sums, with a map that comes first, as one node of autograd's; None if not so."""
         nn, eps = self.nn, self.eps
         first, *rest = [*nn] if calls_forward_alone(nn, Sequential) and len(nn) else [nn]
@@ -274,7 +274,7 @@ class GINEConv(OfNetwork):
             if h.dim() > 2:  # in turn: side by side they would repeat the features of edges
                 if not len(h):
                     return h.new_zeros(*h.shape[:-2], ends.tensors.n_rows, h.shape[-1])
-                return torch.stack([summed(one) for one in h])
+                return torch.stack([summed(features) for features in h])
             return message_aggregate(ends.graph, h, features, message="relu_add", reduce=reduction)
 
         return called(self.nn, self._with_own(summed(source), ends, ends.target))

@@ -164,20 +164,20 @@ class RGCNConv(Passing):
             raise DtypeError(
                 f"x[1] is a {type(target).__name__}: give features or ids of targets, a tensor."
             )
-        for name, one in (("x[0]" if pair else "x", source), ("x[1]", target)):
-            if one is None:
+        for name, end in (("x[0]" if pair else "x", source), ("x[1]", target)):
+            if end is None:
                 continue
-            if not isinstance(one, Tensor):
-                raise DtypeError(f"{name} is a {type(one).__name__}: give a torch.Tensor.")
-            if not one.dim():
+            if not isinstance(end, Tensor):
+                raise DtypeError(f"{name} is a {type(end).__name__}: give a torch.Tensor.")
+            if not end.dim():
                 raise ShapeError(
                     f"{name} has shape (): give features, (n, in_channels), or ids, (n,)."
                 )
-            if one.is_floating_point():
-                check_like(name, one, self.weight)
-            if one.is_floating_point() != source.is_floating_point():
+            if end.is_floating_point():
+                check_like(name, end, self.weight)
+            if end.is_floating_point() != source.is_floating_point():
                 raise DtypeError(
-                    f"x has {source.dtype} and {one.dtype}: give features of both ends, or ids."
+                    f"x has {source.dtype} and {end.dtype}: give features of both ends, or ids."
                 )
         return source, target
 

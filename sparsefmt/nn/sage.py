@@ -146,7 +146,7 @@ class SAGEConv(Convolution):
                 return y
             if isinstance(x, Tensor) and self._has_defaults():
                 graph = self._graph(x, edge_index)
-                y = None if isinstance(graph, Shared) else self._in_one_node(x, graph)
+                y = None if isinstance(graph, Shared) else self._fused(x, graph)
             if y is not None:
                 return normalize(y, dim=-1) if self.normalize else y
         ends = self._between(x, edge_index, size)
@@ -165,7 +165,7 @@ class SAGEConv(Convolution):
                 y = y + called(self.lin_r, target, "x")
         return normalize(y, dim=-1) if self.normalize else y
 
-    def _in_one_node(self, x: Tensor, graph: GraphLike) -> Tensor | None:
+    def _fused(self, x: Tensor, graph: GraphLike) -> Tensor | None:
         """Run what comes before ``normalize`` as one node of autograd's; None if it may not."""
         neighbours, own = read_map(self.lin_l), read_map(self.lin_r)
         if neighbours is None or own is None or own[1] is not None:

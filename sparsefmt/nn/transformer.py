@@ -115,15 +115,15 @@ class TransformerConv(Attention):
         self.beta, self.root_weight = beta and root_weight, root_weight
         of_sources, of_targets = in_pair(in_channels)
         width = heads * out_channels
-        own_width = width if concat else out_channels
+        out_width = width if concat else out_channels
         self.lin_key = linear_map(of_sources, width, bias=bias)
         self.lin_query = linear_map(of_targets, width, bias=bias)
         self.lin_value = linear_map(of_sources, width, bias=bias)
         self.lin_edge = None if edge_dim is None else linear_map(edge_dim, width, bias=False)
-        self.lin_skip = linear_map(of_targets, own_width, bias=bias)
+        self.lin_skip = linear_map(of_targets, out_width, bias=bias)
         self.lin_beta: Linear | None = None
         if self.beta:
-            self.lin_beta = linear_map(3 * own_width, 1, bias=False)
+            self.lin_beta = linear_map(3 * out_width, 1, bias=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

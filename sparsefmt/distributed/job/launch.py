@@ -412,14 +412,14 @@ class Watch:
 
     def _explain(self, error: BaseException) -> NoReturn:
         """End the process for an exception: its own, or because of another rank."""
-        own = isinstance(error, SparseFmtError | torch.OutOfMemoryError)
-        if isinstance(error, RuntimeError) and not own:
+        clear = isinstance(error, SparseFmtError | torch.OutOfMemoryError)
+        if isinstance(error, RuntimeError) and not clear:
             # if it comes of a collective, the thread finds out who is gone, and ends the process
             self._suspicious.set()
             time.sleep(2 * self._missing)
         what = " ".join(str(error).split()) or "it was stopped"
         sentence = f"rank {self._place.rank} failed: {type(error).__name__}: {what}"
-        if not own:
+        if not clear:
             sys.excepthook(type(error), error, error.__traceback__)
         try:
             sentence = self._store.compare_set("gone", "", sentence).decode()

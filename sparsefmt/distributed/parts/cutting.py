@@ -43,9 +43,9 @@ Data: TypeAlias = Array | str | os.PathLike[str]
 #: Bytes of a vertex, without the arrays of a piece: its degree, its place in two orders, a sum.
 _BYTES_A_VERTEX = 40
 #: Bytes of an array that wait until they are written, so that a file is seldom opened.
-_HELD = 4 << 20
+_BUFFER = 4 << 20
 #: Of the memory that may be used: bytes of the arrays of all parts that wait.
-_HELD_IN_ALL = 0.25
+_BUFFER_SHARE = 0.25
 #: Kinds of dtypes for data of vertices, and their names in errors; those of masks are bool.
 _WANTED = {"features": ("f", "float16, float32 or float64"), "labels": ("iu", "integers")}
 _BY_NAME: dict[str, rows.Partitioner] = {"balanced": rows.balanced, "metis": rows.metis}
@@ -377,7 +377,7 @@ class _Writer:
     def __init__(self, folder: Path, order: Order | None, bounds: rows.Bounds) -> None:
         self.folder, self.order, self.bounds = folder, order, bounds
         n_arrays = len(EDGES) * (len(bounds) - 1)
-        self._most = min(_HELD, _HELD_IN_ALL * default_limit() / n_arrays)
+        self._most = min(_BUFFER, _BUFFER_SHARE * default_limit() / n_arrays)
         self.arrays: dict[str, _NewArray] = {}
         for part in range(len(bounds) - 1):
             (folder / f"part{part}").mkdir()
