@@ -1,6 +1,5 @@
 """Products of a graph that ranks share, with features that they share likewise."""
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -256,18 +255,16 @@ class _Product(Function):
 
     @staticmethod
     def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return once(EXCHANGED, partial(_gradient, ctx), grad, instead=INSTEAD), *(None,) * 4
+        def gradient(grad: Tensor) -> Tensor:
+            (rows, cols, of_halo), graph = ctx.saved_tensors, ctx.graph
+            halo, product = graph.halo, (grad, None, None)
+            sent = SPMM(tensors_of(graph.rest).columns, *product, of_halo, rows, "sum")
+            parcel = halo.exchanged(sent.contiguous(), halo.received, halo.sent)
+            dx: Tensor = SPMM(tensors_of(graph.own).columns, *product, cols, rows, "sum")
+            parcel.work.wait()
+            received, sums = parcel.into.to(dx.dtype), (None,) * 4
+            if len(received):  # what other ranks have sent back
+                dx = SPMM(tensors_of(halo.home).rows, received, *sums, "sum", dx, None, False, None)
+            return dx
 
-
-def _gradient(ctx: Ctx, grad: Tensor) -> Tensor:
-    """Compute the gradient of features: that of own rows, and what other ranks send back."""
-    (rows, cols, of_halo), graph = ctx.saved_tensors, ctx.graph
-    halo, product = graph.halo, (grad, None, None)
-    sent = SPMM(tensors_of(graph.rest).columns, *product, of_halo, rows, "sum")
-    parcel = halo.exchanged(sent.contiguous(), halo.received, halo.sent)
-    dx: Tensor = SPMM(tensors_of(graph.own).columns, *product, cols, rows, "sum")
-    parcel.work.wait()
-    received, sums = parcel.into.to(dx.dtype), (None,) * 4
-    if len(received):
-        dx = SPMM(tensors_of(halo.home).rows, received, *sums, "sum", dx, None, False, None)
-    return dx
+        return once(EXCHANGED, gradient, grad, instead=INSTEAD), *(None,) * 4

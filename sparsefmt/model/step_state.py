@@ -294,28 +294,24 @@ class Settings:
 
     def __init__(self, optimizers: list[Optimizer], device: torch.device) -> None:
         self._optimizers, self._device = optimizers, device
-        self._before = self._now()
+        self._before = [*self._read()]
 
-    def _now(self) -> list[Setting]:
-        return [
-            (optimizer, at, key, *self._constant(key, value))
-            for optimizer in self._optimizers
-            for at, group in enumerate(optimizer.param_groups)
-            for key, value in group.items()
-            if key != "initial_lr"  # a scheduler's
-        ]
-
-    def _constant(self, key: str, value: object) -> tuple[Any, int | None]:
-        if isinstance(value, list) and key == "params":
-            return len(value), None
-        if not isinstance(value, Tensor):
-            return value, None
-        on_device = value.device == self._device
-        return (None, value.data_ptr()) if on_device else (value.tolist(), None)
+    def _read(self) -> Iterator[Setting]:
+        """Yield the present settings."""
+        for optimizer in self._optimizers:
+            for at, group in enumerate(optimizer.param_groups):
+                for key, value in group.items():
+                    place = None
+                    if isinstance(value, Tensor) and value.device == self._device:
+                        value, place = None, value.data_ptr()
+                    elif isinstance(value, Tensor):
+                        value = value.tolist()
+                    if key != "initial_lr":  # a scheduler's
+                        yield optimizer, at, key, len(value) if key == "params" else value, place
 
     def refuse(self, what: str) -> None:
         """Raise if a setting differs from the first; ``what`` is a template for the error."""
-        settings = self._now()
+        settings = [*self._read()]
         if settings == self._before:
             return
         for now, before in zip(settings, self._before, strict=False):
