@@ -110,7 +110,7 @@ class Halo:
         return exchange
 
     def compare(self, x: Tensor, remembered: bool) -> None:
-        """Raise on all ranks, while debugging, if they do not exchange the like."""
+        """Raise on all ranks, while debugging, if their exchanges differ."""
         if debugging(x.device):
             facts = {
                 "the call": "an exchange",

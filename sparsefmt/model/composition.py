@@ -123,7 +123,7 @@ class Composition:
     chosen: dict[Any, Plan] = field(default_factory=dict)  #: by sizes to the next power of two
 
     def planned(self, values: Values, code: Code, constants: Collection[str] = ()) -> Planned:
-        """Return the plan for such values, made at the first call."""
+        """Return the plan for values of these kinds; make it at the first call."""
         like = first_tensor(values)
         kinds = (
             number_of(value)
@@ -260,7 +260,7 @@ def rebuilt(expression: Expression, leaves: Mapping[str, Leaf]) -> Expression:
 
 
 def _bound(leaf: Leaf, value: Graph | Shared | Tensor, constant: bool) -> Leaf:
-    """Return the leaf with a graph's kind, or whether a tensor is constant and has a gradient."""
+    """Set a leaf's kind by its graph, or by its tensor the flags ``constant`` and ``grad``."""
     if isinstance(value, Shared):
         return replace(leaf, kind="unweighted")
     if isinstance(value, Graph):
@@ -270,7 +270,7 @@ def _bound(leaf: Leaf, value: Graph | Shared | Tensor, constant: bool) -> Leaf:
 
 
 def _sizes_of(leaves: Mapping[str, Leaf], values: Values) -> dict[str, int]:
-    """Return the number behind each name; of a graph that processes share what they agree on."""
+    """Return the sizes of a call by their names; on a DistGraph the largest of any process."""
     sizes = {"heads": 1}
     for name, value in values.items():
         leaf = leaves.get(name)
@@ -283,7 +283,7 @@ def _sizes_of(leaves: Mapping[str, Leaf], values: Values) -> dict[str, int]:
 
 
 def modes(like: Tensor) -> tuple[bool, bool]:
-    """Return whether gradients are wanted, and whether products may round float32 features."""
+    """Return two flags: gradients are wanted, and products may round float32 features."""
     rounds = like.is_cuda and like.dtype is torch.float32 and bf16_is_allowed()
     return torch.is_grad_enabled(), rounds
 

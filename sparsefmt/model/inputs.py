@@ -48,7 +48,7 @@ class Inputs:
                 )
 
     def checked(self, arguments: tuple[Any, ...]) -> list[Any]:
-        """Return the tensors among arguments, once they are like those of the example."""
+        """Check that arguments are like the example, and return their tensors."""
         if self._flat and len(arguments) == len(self.examples):
             leaves: list[Any] = [*arguments]
         else:
@@ -86,5 +86,5 @@ class Inputs:
                 )
 
     def tree(self, leaves: list[Any]) -> Any:
-        """Return the arguments that have these tensors."""
+        """Build arguments of these tensors, in the form of the example."""
         return tree_unflatten(leaves, self._spec)

@@ -424,7 +424,7 @@ def _checked(
 
 
 def _inputs(model: Module, graph: object, x: object) -> tuple[Any, ...]:
-    """Return what the model is called with."""
+    """Return the arguments that the model is called with."""
     signature = inspect.signature(type(model).forward)
     if x is not None and not isinstance(x, Tensor | tuple | list):
         mend = "torch.from_numpy(x)" if hasattr(x, "__array_interface__") else "a torch.Tensor"
@@ -457,7 +457,7 @@ def _inputs(model: Module, graph: object, x: object) -> tuple[Any, ...]:
 def _facts(
     model: Module, inputs: tuple[Any, ...], training: bool | None, steps: int | None, mode: str
 ) -> dict[str, Any]:
-    """Return what decides for a plan, to be the same on all processes that share a graph."""
+    """Return the facts that a plan depends on, which processes that share a graph compare."""
     kinds = [
         (tuple(value.shape[1:]), str(value.dtype), value.requires_grad, value.is_inference())
         if isinstance(value, Tensor)

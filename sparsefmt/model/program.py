@@ -157,7 +157,7 @@ def _leaves(tree: Tree) -> list[Leaf]:
 
 
 def times_forgotten(values: Values) -> int:
-    """Return how often processes that share a graph were told to forget features that stay."""
+    """Count the calls of ``forget`` on a graph that processes share; 0 without one."""
     dist = shared_of(values)
     return 0 if dist is None else int(dist.times_forgotten)
 

@@ -37,7 +37,7 @@ class Recorder:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Run on the side stream, after all that was launched and before all that will be."""
+        """Run on a side stream, after earlier launches and ahead of later ones."""
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         before = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(before)
@@ -48,7 +48,7 @@ class Recorder:
             before.wait_stream(self._stream)
 
     def follow(self) -> None:
-        """Wait on the current stream for that of the replay before, whose memory it reads."""
+        """Let the current stream wait for that of the replay before, whose memory it reads."""
         now = torch.cuda.current_stream(self.device)
         if self._last is not None and self._last != now:
             now.wait_stream(self._last)
@@ -56,7 +56,7 @@ class Recorder:
 
     @contextmanager
     def strictly(self) -> Iterator[None]:
-        """Refuse what waits for the GPU, by the line that does.
+        """Raise for a call that waits for the GPU, and name its line.
 
         Of the whole process: where other threads may wait meanwhile, the recorded run tells.
         """
@@ -97,7 +97,7 @@ class Recorder:
     def _refuse(
         self, cause: BaseException, error: Exception, outside: BaseException | None
     ) -> NoReturn:
-        """Raise what stopped the run, by its line if CUDA did; ``error`` may have followed it."""
+        """Raise the error that stopped the run, with its line if CUDA did; ``error`` may follow."""
         of_cuda = [
             error
             for error in _chain(cause, outside)

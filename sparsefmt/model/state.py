@@ -119,7 +119,7 @@ class _Walk:
         self._place = "the forward"
 
     def read(self, step: object) -> None:
-        """Add what ``step`` holds and its code names, what the code of that names, and so on."""
+        """Add the values that ``step`` refers to, those that its code names, and so on."""
         self.add(step, 0)
         size = -1
         try:
@@ -138,7 +138,7 @@ class _Walk:
             ) from error
 
     def add(self, value: object, depth: int) -> None:
-        """Add a value, and what it holds."""
+        """Add a value, and those that it refers to."""
         if id(value) in self.seen or depth > MAX_DEPTH:
             return
         self.seen[id(value)] = value
@@ -159,7 +159,7 @@ class _Walk:
                 self.add(inner, depth + 1)
 
     def _inner(self, value: object) -> Iterable[Any]:
-        """Return what a value holds, and note the code that it may run."""
+        """Return the values that a value refers to, and record the code that it may run."""
         if isinstance(value, Module):
             modules = [*value.modules()]
             self._code += {type(m): None for m in modules if not _is_library_module(m)}
@@ -291,7 +291,7 @@ def _is_library_module(module: Module) -> bool:
 
 
 def cell_contents(cell: CellType) -> Any:
-    """Return what a variable of a closure is bound to, None before it is."""
+    """Return the value of a closure's variable, None before it has one."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -320,7 +320,7 @@ class Snapshot:
         self._places = [(place, before) for place, before in pairs if before is not None]
 
     def restore(self) -> None:
-        """Put back what has changed."""
+        """Restore the tensors, gradients and contents that have changed."""
         for place, before in self._places:
             if not _same(_contents(place), before):
                 _fill(place, before)
@@ -379,7 +379,7 @@ class Randomness:
         return random.getstate(), np.random.get_state(), states  # noqa: NPY002
 
     def restore(self) -> None:
-        """Put the states back."""
+        """Restore the states of all generators."""
         python, numpy, states = self._before
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002

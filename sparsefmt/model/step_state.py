@@ -127,7 +127,7 @@ class State:
         return [t for key, (_, t) in self.tensors.items() if key in self._changing]
 
     def restore(self, *, attributes: bool = True) -> None:
-        """Put everything back; state that an optimizer has made is that before its first step.
+        """Restore all that a run changes; set new state of optimizers to that before a first step.
 
         Without ``attributes`` those of modules stay as a run has left them.
         """
@@ -214,7 +214,7 @@ class State:
             optimizer._warned_capturable_if_run_uncaptured = True  # it warns of the runs before
 
     def refuse_changes(self) -> None:
-        """Refuse what a run has changed that a replay would not."""
+        """Raise if a run has changed something that a replay would not."""
         for attributes in self._attributes:
             attributes.refuse_changes()
         self._settings.refuse("step changes {}")
@@ -358,7 +358,7 @@ class Guard:
         ]
 
     def check(self) -> None:
-        """Refuse to replay where what the graph reads is no longer what the user holds."""
+        """Raise if the user has replaced or changed something that the graph reads."""
         for name, tensor, place, trained in self._places:
             if tensor.data_ptr() != place:
                 raise DeviceError(f"{name} has moved since it was captured: capture again.")
@@ -422,7 +422,7 @@ def _tensors_in(state: Mapping[Any, Mapping[str, Any]]) -> list[int]:
 
 
 def _names_of(step: object) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield the variables of closures and the globals that a step's code reads, and how."""
+    """Yield the names of closures and globals that a step's code reads, and their readers."""
     while isinstance(step, partial | MethodType):
         step = step.func if isinstance(step, partial) else step.__func__
     if not isinstance(step, FunctionType):

@@ -58,7 +58,7 @@ def symmetric(
 
 
 def stored(tensors: GraphTensors, dtype: torch.dtype) -> Tensor | None:
-    """Return which vertices get no loop from ``symmetric``, by a graph's own values: (n, 1), kept.
+    """Return a mask of the vertices that get no loop from ``symmetric``: (n, 1), cached.
 
     None where each gets one; the capture of a CUDA graph cannot look, and where the build of the
     graph will tell, nobody waits for it.

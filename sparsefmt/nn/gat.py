@@ -146,7 +146,7 @@ class GATConv(LoopedAttention):
         return self._attended(ends, edge_index, edge_attr, return_attention_weights)
 
     def _fused(self, x: Tensor, edge_index: GraphLike) -> Tensor | None:
-        """Run what comes before the residual as one node of autograd's; None if it may not."""
+        """Run all but the residual as one node of autograd's; return None if it may not."""
         lin, source, target, bias = read_map(self.lin), self.att_src, self.att_dst, self.bias
         heads, feat = self.heads, self.out_channels
         if lin is None or lin[1] is not None or self.flow != FORWARD:

@@ -177,7 +177,7 @@ class GCNConv(Convolution):
         return plus(over_vertices(aggregated, h), self.bias)
 
     def _first(self, x: Any, edge_index: Any, edge_weight: Tensor | None) -> Any:
-        """Return the graph and the edge weights of the first call, and who gets loops there."""
+        """Return graph and edge weights of the first call, and True if all vertices get loops."""
         sparse = not isinstance(edge_index, Tensor) and hasattr(edge_index, "sparse_sizes")
         name = "_cached_adj_t" if sparse else "_cached_edge_index"
         if getattr(self, name) is None:

@@ -152,7 +152,7 @@ class GINConv(OfNetwork, Convolution):
         return called(self.nn, self._aggregated(ends, edge_weight))
 
     def _fused(self, x: Tensor, graph: GraphLike) -> Tensor | None:
-        """Run the sums, with a map that comes first, as one node of autograd's; None if not so."""
+        """Run sums and a first map as one node of autograd's; return None if it may not."""
         nn, eps = self.nn, self.eps
         first, *rest = [*nn] if calls_forward_alone(nn, Sequential) and len(nn) else [nn]
         args = read_map(first) if isinstance(first, Linear) else None
@@ -250,7 +250,7 @@ class GINEConv(OfNetwork):
         edge_attr: Tensor | None = None,
         size: tuple[int, int] | None = None,
     ) -> Tensor:
-        """Map (n, feat) to what ``nn`` makes of it.
+        """Map (n, feat) to the features that ``nn`` returns.
 
         Parameters
         ----------

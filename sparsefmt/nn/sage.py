@@ -166,7 +166,7 @@ class SAGEConv(Convolution):
         return normalize(y, dim=-1) if self.normalize else y
 
     def _fused(self, x: Tensor, graph: GraphLike) -> Tensor | None:
-        """Run what comes before ``normalize`` as one node of autograd's; None if it may not."""
+        """Run all but ``normalize`` as one node of autograd's; return None if it may not."""
         neighbours, own = read_map(self.lin_l), read_map(self.lin_r)
         if neighbours is None or own is None or own[1] is not None:
             return None

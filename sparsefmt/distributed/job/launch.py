@@ -182,7 +182,7 @@ def _polled(done: Callable[[], bool], seconds: float) -> bool:
 
 
 def _below(prefix: str, store: Store) -> Store:
-    """Return the store of the keys that begin so in another store."""
+    """Return the part of a store whose keys begin with a prefix."""
     return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
 
 
@@ -268,7 +268,7 @@ def _facts_of(store: Store, rank: int, place: Place, timeout: float) -> dict[str
 
 
 def _linger(place: Place, store: Store) -> None:
-    """Wait a moment with the store, until those who have come know as much."""
+    """Keep the store alive for a moment, so that ranks that have come read the error."""
     if not place.holds_store:
         with suppress(dist.DistError):  # the store is gone already
             store.set(f"knows/{place.rank}", "1")
@@ -337,7 +337,7 @@ class Watch:
             self._thread.join()
 
     def _working(self) -> dict[int, _Rank]:
-        """Return the ranks that are not through with their work."""
+        """Return the ranks that have not left."""
         return {number: rank for number, rank in self._ranks.items() if rank.beat != b"left"}
 
     def _run(self) -> None:
