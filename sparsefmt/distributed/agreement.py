@@ -31,10 +31,13 @@ def on_all_ranks(
     def compare(kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and not isinstance(error, Exception):
             return  # the process is to end
+        text = None if error is None else str(error)
+        if error is not None and not isinstance(error, _EXPECTED):
+            text = " ".join([f"{type(error).__name__}:", *str(error).split()]).rstrip(":.")
+            text += "; see the error of that rank."
         answers: list[Any] = [None] * dist.get_world_size(group)
-        mine = None if error is None else _sentence(error), facts
         with on_device(device):
-            dist.all_gather_object(answers, mine, group=group)
+            dist.all_gather_object(answers, (text, facts), group=group)
         texts = [text for text, _ in answers]
         if error is not None and (len(set(texts)) == 1 or not isinstance(error, _EXPECTED)):
             return
@@ -69,11 +72,3 @@ def debugging(device: torch.device) -> bool:
     if not checks.DEBUG:
         return False
     return device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
-
-
-def _sentence(error: Exception) -> str:
-    """Write an error of this rank as a sentence for the others."""
-    if isinstance(error, _EXPECTED):
-        return str(error)
-    what = " ".join([f"{type(error).__name__}:", *str(error).split()]).rstrip(":.")
-    return f"{what}; see the error of that rank."

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from ..autograd import gat_aggregate, sampled_aggregate, sddmm, spmm
 from ..autograd.cbsr import to_dense
+from ..autograd.engine import checks as tensor_checks
 from ..autograd.engine import library
 from ..autograd.tensors.prepare import tensors_of
 from ..autograd.tensors.shared import Shared
-from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
+from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..formats import checks
 from ..graph.graph import Graph
 from ..interop.torch import to_tensor
@@ -464,11 +465,8 @@ class DistGraph(Shared):
             raise DtypeError(
                 f"{name} is {x.dtype}: give floating numbers, {name}.float() for instance."
             )
-        device = self.halo.vertices.device
-        if x.device != device:
-            raise DeviceError(
-                f"{name} is on {x.device} but the graph is on {device}: move one of them."
-            )
+        if x.device != self.halo.vertices.device:
+            tensor_checks.on_device(name, x, self.local, "move one of them")
 
     def _scaled(self, x: Tensor, scales: dict[str, Any]) -> Tensor:
         """Exchange features, multiplied by the scale of sources, which leaves ``scales``."""

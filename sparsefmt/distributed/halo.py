@@ -100,12 +100,12 @@ class Halo:
         Those of a constant tensor come once, until it is changed or gone, or eight others came.
         """
         constant = not x.requires_grad and self.memory.accepts(x)
-        exchange = Exchange(self, self.memory.rows_of(x) if constant else None)
+        remembered = self.memory.rows_of(x) if constant else None
         if checks.DEBUG:
-            self.compare(x, exchange.remembered is not None)
-        if exchange.remembered is None:
-            if constant and not torch.is_inference_mode_enabled():
-                exchange.constant = x
+            self.compare(x, remembered is not None)
+        lasting = constant and not torch.is_inference_mode_enabled()
+        exchange = Exchange(self, remembered, x if lasting else None)
+        if remembered is None:
             exchange.begun = _Start.apply(x, exchange)  # type: ignore[no-untyped-call]
         return exchange
 

@@ -177,7 +177,10 @@ class Captured(Step):
         self._recorder, self._clone, self._lock = recorder, clone, RLock()
         with recorder.aside():
             with torch.inference_mode(False), torch.no_grad():
-                self._inputs = [_static(example) for example in inputs.examples]
+                self._inputs: list[Any] = [
+                    t if t is None else t.detach().clone().requires_grad_(t.requires_grad)
+                    for t in inputs.examples
+                ]
             made = _Making(self, state, self._inputs, recorder).made(check=check)
         self._recorded, self._guard = made, Guard(state, step)
         # The graph has pointers: what it reads stays once the names for it are bound to others.
@@ -396,11 +399,6 @@ class _Making:
 def _results(results: list[Tensor | None]) -> dict[str, Tensor]:
     """Copy the results of a run, by their names in errors."""
     return {f"result {n}": t.clone() for n, t in enumerate(results) if t is not None}
-
-
-def _static(value: Tensor | None) -> Any:
-    """Copy an input to where the graph reads it."""
-    return None if value is None else value.detach().clone().requires_grad_(value.requires_grad)
 
 
 @contextmanager

@@ -323,11 +323,6 @@ def _with_own(layer: Any, graph: GraphOrShared, dtype: torch.dtype, _: bool) -> 
 # Kinds of layers
 
 
-def _first(network: Any) -> Any:
-    """Return the first module of a network that runs nothing but its modules."""
-    return network[0] if calls_forward_alone(network, Sequential) and len(network) else network
-
-
 def _attention(layer: Any, graph: GraphOrShared) -> Functions:
     """Return the function that builds a layer's attention of the scores of both ends."""
     options = {
@@ -373,7 +368,11 @@ ADAPTERS: dict[str, Adapter] = {
     "sparsefmt.nn.GINConv": Adapter(
         expression=lambda layer: models.gin(models.features()),
         matrices=_with_own,
-        maps=lambda layer: {"W": _first(layer.nn)},
+        maps=lambda layer: {
+            "W": layer.nn[0]
+            if calls_forward_alone(layer.nn, Sequential) and len(layer.nn)
+            else layer.nn
+        },
         graph=lambda layer, x, edge_index: layer._graph(x, edge_index),
         bias_of="W",
         rest=lambda layer: list(layer.nn)[1:] if type(layer.nn) is Sequential else [],

@@ -103,19 +103,15 @@ class Recorder:
             for error in _chain(cause, outside)
             if "captur" in str(error) and not isinstance(error, SparseFmtError)
         ]
-        if of_cuda or error is not cause:
-            self._mend()
+        if of_cuda or error is not cause:  # take allocator and generators out of a broken capture
+            with suppress(RuntimeError):  # torch has left it
+                torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
+            with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
+                torch.zeros(1, device=self.device)
         if not of_cuda:
             raise cause from cause.__cause__
         line, said = _line(of_cuda[-1].__traceback__), str(of_cuda[-1]).partition("\n")[0]
         raise UnsupportedError(f"{_WAITS.format(line=line)} CUDA: {said}.") from cause
-
-    def _mend(self) -> None:
-        """Remove the allocator and the generators from a capture that CUDA broke off."""
-        with suppress(RuntimeError):  # torch has left it
-            torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
-        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
-            torch.zeros(1, device=self.device)
 
 
 def _chain(error: BaseException, outside: BaseException | None) -> list[BaseException]:

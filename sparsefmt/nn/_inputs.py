@@ -84,7 +84,7 @@ class Ends(NamedTuple):
 
     ``alike`` tells that they are one tensor, of a square graph's vertices.  ``tensors`` are those
     of the entries here.  Where processes share the graph, ``shared`` is it, and so is ``graph``
-    until ``local`` replaces it.
+    until that of the entries here replaces it.
     """
 
     graph: GraphLike
@@ -97,10 +97,6 @@ class Ends(NamedTuple):
     def along(self, graph: GraphLike) -> "Ends":
         """Return the same features with another graph between them."""
         return self._replace(graph=graph, tensors=tensors_of(graph))
-
-    def local(self) -> "Ends":
-        """Return the ends with the graph of the entries here between them."""
-        return self if self.shared is None else self._replace(graph=self.shared.local)
 
     def gathered(self) -> "Ends":
         """Return the graph of this process's entries, and features of all its sources."""

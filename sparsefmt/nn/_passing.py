@@ -167,7 +167,7 @@ class Passing(Module):
                     "add_self_loops is True beside a graph that processes share, whose sources are "
                     "other vertices than its targets: give add_self_loops=False."
                 )
-            ends = ends.local()
+            ends = ends._replace(graph=ends.shared.local)
         if ends.graph is not edge_index:
             graph = self._valued(ends.graph, edge_index)
             ends = ends if graph is ends.graph else ends.along(graph)

@@ -76,7 +76,7 @@ def run(folder: Path, device: str, timeout: float, options: Options) -> None:
                 os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
             dist.init_process_group(
                 "nccl" if where.type == "cuda" else "gloo",
-                store=_below("group", store),
+                store=dist.PrefixStore("group", store),  # type: ignore[attr-defined]
                 rank=place.rank,
                 world_size=place.ranks,
                 # longer than the watch, which names who is late
@@ -161,7 +161,7 @@ class Place:
                 f"rank {self.rank} found no {self.holder} at {where} within {timeout:g} s: start "
                 f"{self.holder}, or mend MASTER_ADDR and MASTER_PORT."
             ) from error
-        return _below(f"sparsefmt/{self.attempt}", store)
+        return dist.PrefixStore(f"sparsefmt/{self.attempt}", store)  # type: ignore[attr-defined]
 
     def _listens(self, timeout: float) -> bool:
         """Return True if the store listens; torch would write pages to stderr if it does not."""
@@ -179,11 +179,6 @@ def _polled(done: Callable[[], bool], seconds: float) -> bool:
             return False
         time.sleep(_POLL)
     return True
-
-
-def _below(prefix: str, store: Store) -> Store:
-    """Return the part of a store whose keys begin with a prefix."""
-    return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
 
 
 def place_of(environment: Mapping[str, str]) -> Place:
