@@ -239,7 +239,9 @@ class Attributes:
     def __init__(self, owner: Module | LRScheduler) -> None:
         self._owner, self._now = owner, vars(owner)
         self._buffers = owner._buffers if isinstance(owner, Module) else {}
-        self._before = {k: v for k, v in self._now.items() if isinstance(v, BASIC | Tensor | None)}
+        self._before: dict[str, Any] = {
+            name: v for name, v in self._now.items() if isinstance(v, BASIC | Tensor | None)
+        }
         self._buffers_before = dict(self._buffers)
 
     def restore(self) -> None:
@@ -301,13 +303,14 @@ class Settings:
         for optimizer in self._optimizers:
             for at, group in enumerate(optimizer.param_groups):
                 for key, value in group.items():
-                    place = None
-                    if isinstance(value, Tensor) and value.device == self._device:
-                        value, place = None, value.data_ptr()
-                    elif isinstance(value, Tensor):
-                        value = value.tolist()
-                    if key != "initial_lr":  # a scheduler's
-                        yield optimizer, at, key, len(value) if key == "params" else value, place
+                    if key == "initial_lr":  # a scheduler's
+                        continue
+                    if not isinstance(value, Tensor):
+                        yield optimizer, at, key, len(value) if key == "params" else value, None
+                    elif value.device == self._device:
+                        yield optimizer, at, key, None, value.data_ptr()
+                    else:
+                        yield optimizer, at, key, value.tolist(), None
 
     def refuse(self, what: str) -> None:
         """Raise if a setting differs from the first; ``what`` is a template for the error."""
