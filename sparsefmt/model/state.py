@@ -41,10 +41,6 @@ COARSE = 2e-2  # of floats of two bytes
 #: What every module of torch has.
 OF_MODULES = frozenset(vars(Module())) - {"training"}
 
-_CONTAINERS = (list, tuple, deque, set, frozenset)
-_READ_AS_CODE = (type, ModuleType, BuiltinFunctionType)
-_LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "IMPORT_NAME")
-_WRAPPERS = (MethodType, staticmethod, classmethod)
 _MISSING = type("missing", (), {})
 
 
@@ -173,23 +169,26 @@ class _Walk:
             return vars(value).values()  # a decorator keeps there what it has wrapped
         if isinstance(value, dict):
             return _items([*value.values()])
-        if isinstance(value, _CONTAINERS):
+        if isinstance(value, list | tuple | deque | set | frozenset):
             return _items([*value])
-        if isinstance(value, _READ_AS_CODE) or not hasattr(value, "__dict__"):
+        code = isinstance(value, type | ModuleType | BuiltinFunctionType)
+        if code or not hasattr(value, "__dict__"):
             return ()
         self._code.append(type(value))
         return [*vars(value).values()]
 
     def _name(self, space: Mapping[str, Any], name: str) -> None:
+        """Add the value of a name, and read its code."""
         if (id(space), name) not in self._named:
             self._named[id(space), name] = space[name]
             self._see(space[name])
 
     def _see(self, value: object) -> None:
+        """Read the code of a function, class or module; a library's is not read."""
         if len(self._read) + len(self._spaces) > MAX_READ:
             raise UnsupportedError(f"{self._place} calls more functions than can be compared.")
         self._refuse_changing(value)
-        if isinstance(value, _WRAPPERS):
+        if isinstance(value, MethodType | staticmethod | classmethod):
             self._see(value.__func__)
         elif isinstance(value, property):
             self._see(value.fget)
@@ -210,7 +209,7 @@ class _Walk:
         """Read what a function names, and the functions that are written within it."""
         self._used |= {*code.co_names}
         for step in dis.get_instructions(code):
-            if step.opname in _LOADS:
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "IMPORT_NAME"):
                 line = step.positions.lineno if step.positions else 0
                 self._place = f"{code.co_filename}:{line}, in {code.co_name}"
                 self._load(function, str(step.argval), step.opname == "IMPORT_NAME", code)
@@ -223,6 +222,7 @@ class _Walk:
             self._defaults += [*(function.__kwdefaults__ or {}).values()]
 
     def _load(self, function: FunctionType, name: str, imported: bool, code: CodeType) -> None:
+        """Read a global, or an import, of that name; raise for a clock or a generator."""
         names = function.__globals__
         value = sys.modules.get(name) if imported else names.get(name, _MISSING)
         builtin = value is _MISSING and name in CHANGING_OF["builtins"]
@@ -255,6 +255,7 @@ class _Walk:
             self._refuse(getattr(value, "__name__", name))
 
     def _refuse(self, name: str) -> None:
+        """Raise for a function or module whose values change from call to call."""
         raise UnsupportedError(
             f"{self._place} uses {name}, which may give another value at each call."
         )
