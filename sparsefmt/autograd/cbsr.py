@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ..errors import ShapeError
 from ..ops.cbsr.api import REDUCTIONS
 from ..ops.engine.bind import word
 from ..ops.engine.call import call
@@ -67,7 +68,9 @@ def maxk(x: Tensor, k: int) -> Tensor:
     """
     _check.tensor("x", x)
     _check.floating("x", x)
-    _check.two_axes("x", x)
+    if x.dim() != 2:
+        mend = "x[:, None]" if x.dim() < 2 else "x.flatten(1) where rows come first"
+        raise ShapeError(f"x has shape {tuple(x.shape)}: give (rows, feat), {mend} for instance.")
     columns, data = choose_features(x, _check.checked_k(k, x.shape[1]))
     return to_dense(columns, data, x.shape[1])
 

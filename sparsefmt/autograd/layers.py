@@ -17,6 +17,7 @@ from torch.nn.functional import linear
 
 from ..errors import UnsupportedError
 from ..graph.graph import Graph
+from ..ops.engine.table import SCALES
 from . import attention
 from .cbsr import choose_features, spgemm, to_dense
 from .engine import checks, library
@@ -149,7 +150,7 @@ def propagate(
     x, values, _, _ = csr_operands(tensors, x, edge_weight)
     if torch.is_autocast_enabled(tensors.kind):
         scale = library.cast(scale, tensors.kind, x.dtype)
-    checks.vector("scale", scale, length=tensors.n_rows, what="rows", x=x, graph=tensors)
+    checks.TENSORS.check("scale", scale, SCALES[0], tensors, tensors.n_rows, ("x", x))
     checks.own_part(own, without, tensors)
     if recorded(scale, own, values):
         raise UnsupportedError(
