@@ -120,7 +120,8 @@ def maxk_aggregate(
     those of the others, the values too.  Autocast narrows before the choice is made.  MaxK-GNN
     (ASPLOS'24), sections 3 and 4.
     """
-    word("reduce", reduce, REDUCTIONS)
+    if type(reduce) is not str or reduce not in REDUCTIONS:
+        word("reduce", reduce, REDUCTIONS)
     if isinstance(graph, Shared) and graph.whole is None:
         scales = {"row_scale": row_scale, "col_scale": col_scale}
         return graph.maxk_aggregate(x, k, edge_weight, reduce=reduce, **scales)
@@ -251,7 +252,7 @@ def maxk_spgemm(
     if not is_recorded and rows.structure is not None and direct((x, *factors)):  # asked once
         columns, data = call(MAXK.row, None, x, k)
         out = call(SPGEMM.row, rows.structure, columns, data, x.shape[1], *factors, reduce)
-    elif is_recorded and not recorded(*factors):  # one node in the place of two
+    elif is_recorded and not [a for a in factors if a is not None and a.requires_grad]:  # one node
         out = _MaxkSpgemm.apply(*apart(x, *factors), k, tensors, reduce)  # type: ignore[no-untyped-call]
     else:
         columns, data = choose_features(x, k)

@@ -40,7 +40,8 @@ def floating(name: str, value: Tensor) -> None:
 
 def floating_on_device(name: str, value: Tensor, graph: GraphTensors) -> None:
     """Check that a tensor has a floating dtype and is on the device of the graph."""
-    floating(name, value)
+    if value.dtype not in FLOATING:
+        floating(name, value)
     if value.device != graph.device:
         known = value.device.type in ("cpu", "cuda")
         on_device(name, value, graph, "" if known else f"make {name} on {graph.device}")
@@ -70,7 +71,7 @@ def checked_k(k: Any, feat: int | None) -> int:
         raise DtypeError(f"k is a {type(k).__name__}: give an integer.") from error
     if feat is None and count < 1:
         raise ShapeError(f"k is {k}: give 1 or more.")
-    if feat is not None:
+    if feat is not None and not 1 <= count <= feat:
         count_of_features(count, feat)
     return count
 
@@ -142,13 +143,12 @@ class Tensors(Arrays):
     kind = Tensor
     floats = frozenset(FLOATING)
     layout = torch.strided
+    casts = staticmethod(torch.is_autocast_enabled)  #: whether ``cast`` has a task
     matrix, code = "the graph", "graph"
     order = "in the order of graph.structure"
 
     def cast(self, op: Op, A: Any, args: dict[str, Any]) -> dict[str, Any]:
         """Cast arguments as autocast does before the operation."""
-        if not torch.is_autocast_enabled(A.kind):
-            return args
         names, narrowed = op.named, op.narrowed or ()
         wide, narrow = (library.autocast_dtype(A.kind, narrow=narrow) for narrow in (False, True))
         return {

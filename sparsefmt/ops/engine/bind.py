@@ -52,7 +52,8 @@ def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
     else:
         library = _libraries.get(type(A)) or sparse(A)  # which raises
         kind, place, shape = library.kind, A.device, (A.n_rows, A.n_cols)
-        args = library.cast(op, A, args)
+        if library.casts(A.kind):
+            args = library.cast(op, A, args)
     floats, layout, named, results = library.floats, library.layout, op.named, [A]
     arrays = layout is None
     bound: dict[str, Any] = {}  # the name that users see, and the array
@@ -156,10 +157,6 @@ class Arrays:
     layout: Any = None  #: of dense tensors; arrays have none
     matrix, code = "A", "A"  #: how errors name the matrix, and write it in code
     order = "in the order of A's data"  #: of values of entries, as errors say it
-
-    def cast(self, op: Op, A: Any, args: dict[str, Any]) -> dict[str, Any]:
-        """Cast arguments as the library does before an operation: arrays are never cast."""
-        return args
 
     def own_values(self, op: Op, A: Any, values: Any, like: Named) -> Any:
         """Raise DtypeError: the matrix's own values have another dtype than ``like``."""
