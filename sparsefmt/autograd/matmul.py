@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..errors import ShapeError
 from ..ops.engine.bind import bind, word
-from ..ops.engine.table import Op
+from ..ops.engine.table import SCALES, Op
 from ..ops.matmul.api import REDUCTIONS, summed
-from .engine import checks as _check
+from .engine.checks import TENSORS
 from .engine.library import LibraryOp
 from .engine.recording import Ctx, apart, once, recorded, taped
 from .tensors.order import in_csr_order, in_own_order
@@ -108,17 +107,9 @@ def spmm(
         return graph.spmm(x, edge_weight, reduce=reduce, **scales)
     tensors = tensors_of(graph, x)
     of_heads = edge_weight is not None and getattr(edge_weight, "ndim", 1) == 2
-    if edge_weight is not None and of_heads:
+    if of_heads:
         summed(reduce)
-        shape, heads = tuple(getattr(x, "shape", ())), edge_weight.shape[1]
-        if len(shape) > 3 or (len(shape) == 3 and shape[1] != heads):
-            _check.features("x", x, rows=tensors.n_cols, axis="columns", graph=tensors)
-            raise ShapeError(
-                f"x has shape {shape} but edge_weight has {heads} heads: give (rows, "
-                f"{heads}, feat), or (rows, feat) for all heads."
-            )
-    row = SPMM.row if of_heads or getattr(x, "ndim", 2) == 3 else SPMM_ARG.row
-    x, a, r, c = csr_operands(tensors, x, edge_weight, row_scale, col_scale, row)
+    x, a, r, c = csr_operands(tensors, x, edge_weight, row_scale, col_scale, SPMM.row)
     if of_heads or x.dim() == 2:
         return multiply(tensors, False, x, a, r, c, reduce)
     out = multiply(tensors, False, x.flatten(1), a, r, c, reduce)  # all heads have the same
@@ -163,11 +154,10 @@ def check_scales(
     tensors: GraphTensors, x: Tensor, row_scale: Tensor | None, col_scale: Tensor | None
 ) -> None:
     """Check for one factor for each row and column, in the dtype of the features."""
-    rows = "row_scale", row_scale, tensors.n_rows, "rows"
-    columns = "col_scale", col_scale, tensors.n_cols, "columns"
-    for name, scale, length, what in (rows, columns):
+    sizes = tensors.n_rows, tensors.n_cols
+    for arg, scale, size in zip(SCALES, (row_scale, col_scale), sizes, strict=True):
         if scale is not None:
-            _check.vector(name, scale, length=length, what=what, x=x, graph=tensors)
+            TENSORS.check(arg.name, scale, arg, tensors, size, ("x", x))
 
 
 def multiply(

@@ -8,14 +8,15 @@ from torch.autograd import Function
 
 from ..autograd import spmm
 from ..autograd.cbsr import choose_features, features_to_keep, spgemm
-from ..autograd.engine import checks as tensor_checks
 from ..autograd.engine import library
+from ..autograd.engine.checks import TENSORS
 from ..autograd.engine.recording import once
 from ..autograd.matmul import SPMM, check_scales, csr_operands, multiply
 from ..autograd.tensors.prepare import tensors_of
 from ..autograd.tensors.shared import Shared
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..formats import checks
+from ..ops.matmul.api import VALUES
 from .agreement import debugging, on_all_ranks
 from .halo import EXCHANGED, INSTEAD, Ctx
 
@@ -207,8 +208,7 @@ def checked_weights(
     weights = graph.split(edge_weight)
     (own,) = library.narrowed(tensors.kind, weights[0])
     if own.dim() == 1:
-        n, what = tensors.nnz, "stored entries"
-        tensor_checks.vector("edge_weight", own, length=n, what=what, x=like, graph=tensors)
+        TENSORS.check("edge_weight", own, VALUES, tensors, tensors.nnz, ("x", like))
     return weights
 
 

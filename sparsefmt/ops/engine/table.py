@@ -107,7 +107,7 @@ _BEHIND = {"shape": slice(1, None), "heads": slice(1, -1)}
 #: Arguments of public functions that no schema has.
 PRECISION, OUT = (Arg(name, optional=True, kind=name) for name in ("precision", "out"))
 SCALES = (
-    Arg("row_scale", "rows", like=FIRST, optional=True),
+    Arg("row_scale", "rows", like=FIRST, optional=True, also=("scale",)),
     Arg("col_scale", "cols", like=FIRST, optional=True),
 )
 
