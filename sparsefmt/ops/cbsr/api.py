@@ -137,16 +137,14 @@ def spgemm(
     A, reduce, S, row_scale, col_scale = bind(
         *(SPGEMM, A), reduce=reduce, S=S, row_scale=row_scale, col_scale=col_scale
     )
-    values, feat = A.data, S.shape[1]
+    columns, data, values, feat = S.indices, S.data, A.data, S.shape[1]
     if values is not None:
-        same_dtype("S", S.data, "A", values)
+        same_dtype("S", data, "A", values)
     if out is not None:
-        inputs = [row_scale, col_scale, S.indices, S.data]
-        output(out, shape=(A.n_rows, feat), like=S.data, inputs=inputs, A=A)
-    return call(
-        *(SPGEMM, A, S.indices, S.data, feat), values=values, row_scale=row_scale,
-        col_scale=col_scale, reduce=reduce, out=out,
-    )  # fmt: skip
+        inputs = [row_scale, col_scale, columns, data]
+        output(out, shape=(A.n_rows, feat), like=data, inputs=inputs, A=A)
+    # By position: the names of options are part of what launches are looked up by.
+    return call(SPGEMM, A, columns, data, feat, values, row_scale, col_scale, reduce, out=out)
 
 
 def sspmm(

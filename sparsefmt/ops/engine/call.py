@@ -208,10 +208,10 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
         return prepared(A, *args, **options)
     values, results = [*S.values, *of_transpose], []
     for shape, dtype, rows in prepared.results:
-        results.append(m.empty((getattr(S, rows), *shape) if rows else shape, dtype, x))
+        results.append(m.allocate((getattr(S, rows), *shape) if rows else shape, dtype, x))
         values.append(m.address(results[-1]))
     if prepared.workspace[1]:
-        workspace = m.empty(prepared.workspace[1:], "uint8", x)
+        workspace = m.allocate(prepared.workspace[1:], "uint8", x)
         values += (begin := m.address(workspace)), begin + prepared.workspace[0]
     values += *addresses, *prepared.constants
     for place, further in prepared.parts:
@@ -319,15 +319,22 @@ def convert_to_csr(op: str) -> Kernel:
     """Make the last kernel of an operation on CSR, which converts other formats."""
 
     def run_on_csr(A: Format, *args: Any, **options: Any) -> Any:
-        B, perm = numbered_csr(A)
+        row, (B, perm) = table.find(op), numbered_csr(A)
         if "values" in options:
             options["values"] = B.data
+        elif "values" in row.names[: len(args)]:
+            at = row.names.index("values")
+            args = (*args[:at], B.data, *args[at + 1 :])
         if perm is None:
-            return call(table.find(op), B, *args, **options)
-        return _run_in_own_order(table.find(op), B, perm, args, options)
+            return call(row, B, *args, **options)
+        return _run_in_own_order(row, B, perm, args, options)
 
     note = "converts to CSR at each call: keep A.tocsr(), or a Graph"
-    return Kernel(f"{op}_through_csr", run_on_csr, refuses=_is_csr, note=note)
+    against = ["A is CSR already"]
+    return Kernel(
+        f"{op}_through_csr", run_on_csr,
+        refuses=lambda A, *_, **__: against if A.format == "csr" else [], note=note,
+    )  # fmt: skip
 
 
 def _run_in_own_order(
@@ -353,7 +360,3 @@ def _run_in_own_order(
         if results[place] is not None and len(results[place]) == B.nnz:
             results[place] = in_own_order(results[place], perm)
     return tuple(results)
-
-
-def _is_csr(A: Any, *_: Any, **__: Any) -> list[str]:
-    return ["A is CSR already"] if A.format == "csr" else []
