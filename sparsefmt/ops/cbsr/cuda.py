@@ -13,8 +13,8 @@ import numpy as np
 from ...formats.arrays import VALUE_DTYPES, Array, is_cupy, namespace
 from ...formats.cbsr import column_dtype
 from ..engine import jit
-from ..engine.call import Prepared, Result, launcher
-from ..engine.jit import ITEMSIZE, Launch, filling, on_stream, row_bytes, view
+from ..engine.call import Prepared, Result, launcher, zeroed
+from ..engine.jit import ITEMSIZE, Launch, on_stream, row_bytes, view
 from ..engine.memory import Memory, memory_of
 from ..engine.structure import Structure
 from ..matmul.cuda import DENSE_ROWS, SCALED_SUM
@@ -235,11 +235,8 @@ def spgemm(
     """Prepare ``out = diag(r) A diag(c) S``, divided by a row's number of entries for a mean."""
     dtype, index_bytes, k = m.dtype(data), columns.itemsize, columns.shape[1]
     results = (Result((feat,), dtype),)
-    if not S.n_rows:
-        return Prepared((), results)
-    if not S.nnz:
-        fill = filling(S.n_rows * feat * ITEMSIZE[dtype])
-        return Prepared(((fill, ("out",)),), results)
+    if not (S.n_rows and S.nnz):
+        return zeroed(S, results)
     size, flags = max(ITEMSIZE[dtype], 4), _MEAN * (reduce == "mean")
     many, alignment = S.nnz >= DENSE_ROWS * S.n_rows, (m.pointer(columns) | m.pointer(data)) % 16
     variant = spgemm_variant(dtype, index_bytes, k, many=many, alignment=alignment)

@@ -8,8 +8,8 @@ from typing import Any
 from ...formats.arrays import VALUE_DTYPES, Array
 from ...formats.chunks import LONG_ROW
 from ..engine import jit
-from ..engine.call import Prepared, Result, launcher
-from ..engine.jit import ITEMSIZE, filling, row_bytes
+from ..engine.call import Prepared, Result, launcher, zeroed
+from ..engine.jit import ITEMSIZE, row_bytes
 from ..engine.memory import Memory
 from ..engine.structure import Structure, exact
 
@@ -79,11 +79,8 @@ def sddmm(
     """
     dtype, heads, feat = m.dtype(x), x.shape[1] if x.ndim == 3 else 1, x.shape[-1]
     results = (Result(tuple(x.shape[1:-1]), dtype, "nnz"),)
-    if not (S.nnz and heads):
-        return Prepared((), results)
-    if not feat:
-        fill = filling(S.nnz * heads * ITEMSIZE[dtype])
-        return Prepared(((fill, ("out",)),), results)
+    if not (S.nnz and heads and feat):
+        return zeroed(S, results)
     strides = m.row_stride(x), m.row_stride(y)
     vector = _vector((m.pointer(x) | m.pointer(y)) % 16, dtype, strides, feat)
     kernel = load("sddmm_csr_balanced", dtype, S.index_dtype, (vector,))

@@ -7,11 +7,12 @@ kernel that accepts prepares its launches; later calls look them up, allocate an
 """
 
 import inspect
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, zip_longest
+from math import prod
 from operator import is_not, itemgetter
 from typing import Any, NamedTuple, Protocol
 
@@ -23,6 +24,7 @@ from ...formats.base import Format
 from ...formats.compressed import CSR
 from ...formats.convert import numbered_csr
 from . import table
+from .jit import ITEMSIZE, filling
 from .memory import Memory, memories, memory_of
 from .structure import VALUES, Structure, has_tiles, rows_alone, structure_of, tiled, transposed
 from .table import Kernel, Op
@@ -69,6 +71,15 @@ class Prepared:
     lasts: bool = True  #: whether later calls of the case may launch the same
     constants: tuple[float, ...] = ()  #: ``call`` collects them
     parts: tuple[tuple[int, int], ...] = ()  #: likewise: places of addresses, and bytes
+
+
+def zeroed(S: Structure, results: Sequence[Result]) -> Prepared:
+    """Prepare to fill results with zeros."""
+    names = "out", *(f"out_{number}" for number in range(1, len(results)))
+    counts = ((getattr(S, rows) if rows else 1) * prod(shape) for shape, _, rows in results)
+    sized = zip(names, counts, results, strict=True)
+    launches = ((filling(n * ITEMSIZE[of.dtype]), (name,)) for name, n, of in sized if n)
+    return Prepared(tuple(launches), tuple(results))
 
 
 _ON_GPU = ("csr", True)  # as every ``Structure``

@@ -16,7 +16,7 @@ from ...formats import chunks
 from ...formats.arrays import VALUE_DTYPES, Array
 from ...formats.compressed import CSR
 from ..engine import jit
-from ..engine.call import Prepared, Result, launcher
+from ..engine.call import Prepared, Result, launcher, zeroed
 from ..engine.jit import ITEMSIZE, filling, row_bytes
 from ..engine.memory import Memory, Scalar
 from ..engine.structure import Structure, exact, structure_of, without_chunks
@@ -150,8 +150,7 @@ def spmm_sampled(
     if 0 < S.longest <= width:
         return partial(_take_all, mean=mean)
     if not S.nnz:
-        fill = filling(S.n_rows * feat * ITEMSIZE[dtype])
-        return Prepared(((fill, ("out",)),), results)
+        return zeroed(S, results)
     weighted, stride = values is not None, m.row_stride(x)
     case = _Case(
         S.n_rows, S.n_cols, S.nnz, S.blocks, S.n_cuts, dtype, feat, stride,

@@ -5,7 +5,7 @@ and stored ones are left out.  Gradients are made of what each target's entries 
 transpose for what sources have; scores that vectors made take one launch before and one behind.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 from ....formats.arrays import Array
 from ...edges.cuda import sddmm
 from ...engine import jit
-from ...engine.call import Launcher, Prepared, Result, call, launcher
+from ...engine.call import Launcher, Prepared, Result, call, launcher, zeroed
 from ...engine.jit import ITEMSIZE, filling
 from ...engine.memory import Memory, Scalar
 from ...engine.structure import Structure
@@ -56,15 +56,6 @@ def dropping_of(share: float, seed: Array | Scalar | None) -> Dropping:
     return Dropping("seed", below, 1 / (1 - share))
 
 
-def zeroed(S: Structure, results: Sequence[Result]) -> Prepared:
-    """Prepare to fill results with zeros."""
-    names = "out", *(f"out_{number}" for number in range(1, len(results)))
-    counts = ((getattr(S, rows) if rows else 1) * prod(shape) for shape, _, rows in results)
-    sized = zip(names, counts, results, strict=True)
-    launches = ((filling(n * ITEMSIZE[of.dtype]), (name,)) for name, n, of in sized if n)
-    return Prepared(tuple(launches), tuple(results))
-
-
 def result_like(x: Array | None, dtype: str, rows: str = "n_rows") -> Result:
     """Return a result of rows as an array has them; an empty one for None."""
     return Result((0,), dtype, "") if x is None else Result(tuple(x.shape[1:]), dtype, rows)
@@ -73,6 +64,20 @@ def result_like(x: Array | None, dtype: str, rows: str = "n_rows") -> Result:
 def padded(nbytes: int) -> int:
     """Round up bytes of a workspace, so that what follows them is aligned."""
     return -(-nbytes // 256) * 256
+
+
+def adding_up(place: int, axis: int) -> Callable[[list[Any]], tuple[Any, ...]]:
+    """Make a function that adds up the parts of the result at that place."""
+    return lambda results: (*results[:place], results[place].sum(axis), *results[place + 1 :])
+
+
+def forward_first(
+    forward: Launcher, backward: Launcher, count: int, S: Structure, T: Any, perm: Array,
+    grad: Array, *args: Any, **options: Any,
+) -> Any:  # fmt: skip
+    """Run gradients on the ``count`` results of forward that are made anew."""
+    saved = call(forward, S, *args[count + 1 :], **options)
+    return call(backward, S, T, perm, grad, *saved, *args[count:], **options)
 
 
 def _round_first(launcher: Launcher, place: int, S: Structure, *args: Any, **options: Any) -> Any:
@@ -297,11 +302,11 @@ def gat_backward(
     What is not given of the forward pass is made anew.
     """
     if statistics is None:
-        return _forward_first
+        return partial(forward_first, gat_with_statistics, gat_backward, 3)
     args = GatArguments(*arguments)
     case = _case_of(m, args, heads_and_feat(args.h), narrow)
-    if other := _another_way(gat_backward, S, case, of_edges, narrow):
-        return other
+    if run := _unprepared(gat_backward, S, case, of_edges, narrow):
+        return run
     slices, alignment = _slices(m, case, grad, args.h, narrow)
     results = (
         result_like(args.h, case.dtype, "n_cols"),
@@ -314,21 +319,8 @@ def gat_backward(
     read, written = ("el", "er", "statistics"), ("out_1", "out_2", "out_3", "out_4" * of_edges)
     arrays = grad, args.h, slices, alignment
     launches, nbytes = _gradients(S, T, m, case, *arrays, read, written, at)
-
-    def add_up(results: list[Any]) -> tuple[Any, ...]:
-        dh, d_el, *others = results
-        return dh, d_el.sum(-1), *others
-
-    return Prepared(tuple(launches), results, (0, nbytes), add_up if slices > 1 else tuple)
-
-
-def _forward_first(
-    S: Structure, T: Any, perm: Array, grad: Array, _: Any, __: Any, ___: Any, of_edges: bool,
-    *args: Any, **options: Any,
-) -> Any:  # fmt: skip
-    """Run ``gat_backward`` on results of forward that are made anew."""
-    saved = call(gat_with_statistics, S, *args, **options)
-    return call(gat_backward, S, T, perm, grad, *saved, of_edges, *args, **options)
+    finish = adding_up(1, -1) if slices > 1 else tuple
+    return Prepared(tuple(launches), results, (0, nbytes), finish)
 
 
 @launcher(sizes=sizes, in_place=(), names=VectorArguments._fields, structures=2)
@@ -342,8 +334,8 @@ def gat_of_vectors_backward(
     """
     args = VectorArguments(*arguments)
     case, h = _case_of(m, args, heads_of(args.source), narrow), args.h
-    if other := _another_way(gat_of_vectors_backward, S, case, of_edges, narrow):
-        return other
+    if run := _unprepared(gat_of_vectors_backward, S, case, of_edges, narrow):
+        return run
     slices, alignment = _slices(m, case, grad, h, narrow)
     n, items, size = S.n_rows, S.n_rows * case.heads, ITEMSIZE[case.sums]
     d_el, d_er = ("workspace", 4 * items * size), ("workspace", (4 + slices) * items * size)
@@ -359,7 +351,7 @@ def gat_of_vectors_backward(
         blocks, launch = through_launch(*of_case)
         ends = "h", "out", d_el, d_er, "source", "target", of_result, "out", "out_1"
         launches.append((launch, ends))
-        vectors, finish = (blocks, *vectors), _add_up_vectors
+        vectors, finish = (blocks, *vectors), adding_up(1, 0)
     elif nothing := prod(vectors) * size:
         launches.append((filling(nothing), ("out_1",)))
     of_scores = args.edges if of_edges else None
@@ -372,26 +364,15 @@ def gat_of_vectors_backward(
     return Prepared(tuple(launches), results, (0, nbytes), finish)
 
 
-def _add_up_vectors(results: list[Any]) -> tuple[Any, ...]:
-    """Add up gradients of vectors over the blocks."""
-    dh, of_blocks, *others = results
-    return dh, of_blocks.sum(0), *others
-
-
-def _another_way(
+def _unprepared(
     launcher: Launcher, S: Structure, case: Case, of_edges: bool, narrow: Any
 ) -> Callable[..., Any] | None:
     """Return what runs a case whose launches cannot be prepared for all of its calls, or None."""
     if narrow is True:
         return partial(_round_first, launcher, 2)
     if case.edges and of_edges and S.alike is not None:  # products depend on the number of entries
-        return partial(_run_alone, launcher)
+        return lambda S, *args, **options: call(launcher, S.once(replace), *args, **options)
     return None
-
-
-def _run_alone(launcher: Launcher, S: Structure, *args: Any, **options: Any) -> Any:
-    """Run a launcher whose launches serve no other structure."""
-    return call(launcher, S.once(replace), *args, **options)
 
 
 def _slices(m: Memory, case: Case, grad: Array, h: Array, narrow: Any) -> tuple[int, int]:

@@ -10,6 +10,7 @@ its own, whose edge score is 0.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, product
 from math import prod
 from typing import Any, NamedTuple
@@ -17,11 +18,19 @@ from typing import Any, NamedTuple
 from ...._caches import lru_cache
 from ....formats.arrays import VALUE_DTYPES, Array
 from ...engine import jit
-from ...engine.call import Prepared, Result, call, launcher
+from ...engine.call import Prepared, Result, launcher, zeroed
 from ...engine.jit import ITEMSIZE, Launch, row_bytes
 from ...engine.memory import Memory
 from ...engine.structure import Structure, exact
-from ..gat.cuda import Argument, Launches, dropping_of, padded, result_like, zeroed
+from ..gat.cuda import (
+    Argument,
+    Launches,
+    adding_up,
+    dropping_of,
+    forward_first,
+    padded,
+    result_like,
+)
 from ..gat.launches import TEAM_BYTES
 from ..score import Dropping, PairwiseArguments, heads_and_feat, shape_of, sums_dtype
 from . import column_blocks
@@ -171,7 +180,7 @@ def pairwise_backward(
     if not some:
         return zeroed(S, results)
     if statistics is None:
-        return _forward_first
+        return partial(forward_first, pairwise_with_statistics, pairwise_backward, 2)
     at = padded(4 * S.n_rows * case.heads * ITEMSIZE[case.sums])
     launch = _stats_launch(case.device, case.dtype, S.n_rows * case.heads, case.feat)
     stats: Any = launch, ("result", "grad", "statistics", ("workspace", 0))
@@ -182,22 +191,8 @@ def pairwise_backward(
     of_sources, nbytes, lasts = _pass(T, case, sources, at)
     of_targets, others, last = _pass(S, case, targets, at)
     launches, workspace = (stats, *of_sources, *of_targets), (0, max(nbytes, others))
-    finish = _add_up if additive else tuple
+    finish = adding_up(3, 0) if additive else tuple
     return Prepared(launches, results, workspace, finish, lasts and last)
-
-
-def _add_up(results: list[Any]) -> tuple[Any, ...]:
-    """Add up the gradient of ``att`` over the blocks."""
-    *features, of_blocks, dedges = results
-    return *features, of_blocks.sum(0), dedges
-
-
-def _forward_first(
-    S: Structure, T: Any, perm: Array, grad: Array, _: Any, __: Any, of_edges: bool, *args: Any
-) -> Any:
-    """Run ``pairwise_backward`` on results of forward that are made anew."""
-    saved = call(pairwise_with_statistics, S, *args)
-    return call(pairwise_backward, S, T, perm, grad, *saved, of_edges, *args)
 
 
 @lru_cache(maxsize=256)
