@@ -97,7 +97,7 @@ def spgemm(
     col_scale: Array | None = None,
     out: Array | None = None,
 ) -> Array:
-    """Sparse matrix times row-balanced sparse features: the aggregation behind a MaxK.
+    """Multiply a sparse matrix by row-balanced features: the aggregation behind a MaxK.
 
     ``Y[i, f] = r[i] * reduce_e a[e] * c[j] * S[j, f]`` over the stored entries ``e = (i, j)`` of
     row ``i``; every ``a[e]`` is 1 for an unweighted ``A``, ``r`` and ``c`` are 1 where left out.
@@ -160,7 +160,7 @@ def sspmm(
     order: Order | None = None,
     transposed: Transpose | None = None,
 ) -> CBSR:
-    """Gradient of ``spgemm`` in the values of ``S``: a transposed product, at its places only.
+    """Compute the gradient of ``spgemm`` in the values of ``S``: a transposed product there.
 
     ``dS[j, t] = c[j] * sum_e a[e] * r[i] * dY[i, S.indices[j, t]]`` over the stored entries
     ``e = (i, j)`` of column ``j``; ``r[i]`` is divided by the number of entries of row ``i`` for a
@@ -403,11 +403,11 @@ def _against_rounding(
 
 
 def _no_rounded_windows(
-    A: CSR, columns: Array, grad: Array, *others: Any, **options: Any
+    A: CSR, columns: Array, grad: Array, *more: Any, **options: Any
 ) -> list[str]:
     """List the reasons against windows of rounded rows."""
-    reasons = _against_rounding(A, columns, grad, *others, **options)
-    return reasons or cuda_sspmm.no_windows(A, columns, grad, *others, narrow=True, **options)
+    reasons = _against_rounding(A, columns, grad, *more, **options)
+    return reasons or cuda_sspmm.no_windows(A, columns, grad, *more, narrow=True, **options)
 
 
 def _rounded_panels(run: Callable[..., Any]) -> Kernel:

@@ -110,10 +110,12 @@ def instantiations() -> Iterator[tuple[str, str]]:
         many = MANY if dtype == "float32" else MANY_HALVES
         tuned = column == "uint8" and dtype != "float64"
         variants = {*many.values(), *FEW.values(), SCALAR} if tuned else {GENERAL, SCALAR}
-        names += [("spgemm_csr_cbsr", types, (*one,)) for one in variants]
+        names += [("spgemm_csr_cbsr", types, (*variant,)) for variant in variants]
         on_chip = {"uint8": (1,), "uint16": (0, 1), "int32": (0,)}[column]
-        for one, room in product((DOTS, DOTS_SCALAR), on_chip):
-            names.append(("sddmm_csr_cbsr", types, (one.lanes, one.places, one.batch, room)))
+        for variant, room in product((DOTS, DOTS_SCALAR), on_chip):
+            names.append(
+                ("sddmm_csr_cbsr", types, (variant.lanes, variant.places, variant.batch, room))
+            )
     for kernel, dtypes, constants in names:
         yield _FILE[kernel], jit.expression(kernel, dtypes, constants)
 
@@ -162,7 +164,7 @@ def maxk_too_wide(_: None, x: Array, *__: Any, **___: Any) -> list[str]:
 
 
 def maxk_by_sorting(_: None, x: Array, k: int) -> tuple[Any, Any]:
-    """As ``maxk``, for rows of any width: by a stable sort."""
+    """Find what ``maxk`` does in rows of any width, by a stable sort."""
     m, shape = memory_of(x), (x.shape[0], k)
     x, dtype = m.contiguous(x), m.dtype(x)
     columns, data = m.empty(shape, column_dtype(x.shape[1]).name, x), m.empty(shape, dtype, x)
@@ -181,7 +183,7 @@ def _bits(m: Memory, a: Array) -> Array:
 
 
 def columns_by_sorting(bits: Array, infinity: int, k: int) -> Array:
-    """Columns of the ``k`` largest of each row, of the integers that hold the values.
+    """Find columns of the ``k`` largest of each row, of the integers that hold the values.
 
     They are sorted by integers in the order of the values: -0 is 0, and every NaN the largest.
     """
@@ -278,7 +280,7 @@ def spgemm_variant(dtype: str, index_bytes: int, k: int, *, many: bool, alignmen
 
 
 def _log_window(feat: int, variant: Variant, size: int) -> int:
-    """log2 of the features whose sums shared memory holds: all, if it can, rounded up."""
+    """Return log2 of the features whose sums shared memory holds: all, if it can, rounded up."""
     room = _SHARED_BYTES // (_WARPS * (variant.streams + 1) * size)
     return min(max((feat - 1).bit_length(), 5), room.bit_length() - 1)
 

@@ -95,7 +95,7 @@ def sddmm(
 
 
 def _vector(alignment: int, dtype: str, strides: tuple[int, int], feat: int) -> int:
-    """Values of a load: 16 or 8 bytes where addresses, rows and heads are aligned to them."""
+    """Count the values of a load: 16 or 8 bytes where addresses, rows and heads are aligned."""
     size = ITEMSIZE[dtype]
     alignment |= strides[0] * size | strides[1] * size | feat * size
     return 16 // size if alignment % 16 == 0 else 8 // size if alignment % 8 == 0 else 1
@@ -143,7 +143,7 @@ def _softmax(
 def _softmax_shape(
     S: Structure, heads: int
 ) -> tuple[str, tuple[int, ...], int, tuple[int, int], int, int]:
-    """Kernel, its template arguments, blocks for long rows, grid, threads, the last parameter."""
+    """Choose a kernel, template arguments, blocks of long rows, grid, threads, last parameter."""
     side_by_side = heads if heads in _SIDE_BY_SIDE else 1
     tiled = heads in TILE_HEADS or (heads < jit.WARP and side_by_side < heads)
     if tiled and S.nnz * side_by_side < LONG_VALUES * S.n_rows:

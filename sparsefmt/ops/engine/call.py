@@ -123,8 +123,11 @@ class Launcher:
         self.__module__, self.__name__ = prepare.__module__, prepare.__name__
         self.name = self.title = f"{prepare.__module__}.{prepare.__qualname__}"
         self.candidates = {_ON_GPU: (Kernel(self.name, self),)}
-        own = [*inspect.signature(prepare).parameters][structures + 1 :]
-        self.arguments = *(own[: own.index("arguments")] if names else own), *names
+        parameters = [*inspect.signature(prepare).parameters][structures + 1 :]
+        self.arguments = (
+            *(parameters[: parameters.index("arguments")] if names else parameters),
+            *names,
+        )
 
     def __call__(self, A: CSR | Structure | None, *args: Any, **options: Any) -> Any:
         """Run the kernel, whatever its row would choose."""

@@ -250,10 +250,6 @@ def register_memory(kind: type, memory: Memory) -> None:
 
 def memory_of(a: Array) -> Memory:
     """Return the memory of the library that an array on a GPU comes from."""
-    return memories.get(type(a)) or _find(a)
-
-
-def _find(a: Array) -> Memory:
     for kind in type(a).__mro__:
         if kind in memories:
             return memories.setdefault(type(a), memories[kind])
@@ -272,10 +268,10 @@ def rows_apart(a: Array) -> bool:
     if isinstance(a, np.ndarray):
         if not a.flags.aligned:
             return False
-        whole = a.flags.c_contiguous
+        contiguous = a.flags.c_contiguous
     else:
-        whole = is_contiguous(a)
-    if whole:
+        contiguous = is_contiguous(a)
+    if contiguous:
         return True
     row = a[0].nbytes if len(a) else 0
     gaps = a.strides[0] >= row and a.strides[0] % a.itemsize == 0

@@ -50,9 +50,9 @@ def _tile(zero: Any, f: int, count: int, row: Any, args: Any) -> None:
     X, ldx = X
     grad, ldg = grad
     out, feat = out
-    line, one = lanes(dA, NARROW, 0), X.dtype.type(1)
+    line, unit = lanes(dA, NARROW, 0), X.dtype.type(1)
     own, sums, last = load(zero, X, j * ldx + f, count), zero, len(indices) - 1
-    column = col_scale[j] if len(col_scale) else one
+    column = col_scale[j] if len(col_scale) else unit
     for k in range(*span):
         ahead = min(k + AHEAD, last)
         prefetch(zero, grad, np.int64(indices[ahead]) * ldg + f)
@@ -61,7 +61,7 @@ def _tile(zero: Any, f: int, count: int, row: Any, args: Any) -> None:
             e = np.int64(perm[k])
             prefetch(line, dA, np.int64(perm[ahead]))
         i = np.int64(indices[k])
-        factor = row_scale[i] if len(row_scale) else one
+        factor = row_scale[i] if len(row_scale) else unit
         weight = data[e] * factor if len(data) else factor
         row = load(zero, grad, i * ldg + f, count)
         sums = add_product(sums, weight, row)

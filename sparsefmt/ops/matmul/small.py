@@ -44,8 +44,8 @@ def spmm(
     if values is not None and values.ndim == 2:
         out = np.empty(shape_of_heads(A, x, values), x.dtype) if out is None else out
         for h in range(values.shape[1]):
-            own = x if x.ndim == 2 else x[:, h]
-            out[:, h] = spmm(A, own, values[:, h], perm, row_scale, col_scale, reduce)
+            features = x if x.ndim == 2 else x[:, h]
+            out[:, h] = spmm(A, features, values[:, h], perm, row_scale, col_scale, reduce)
         return out
     if out is None:
         out = np.empty((A.n_rows, x.shape[1]), x.dtype)

@@ -34,7 +34,7 @@ def spmm_sampled(
     col_scale: Array | None = None,
     out: Array | None = None,
 ) -> Array:
-    """SpMM over a sample of each row: at most ``width`` of its entries, chosen inside the kernel.
+    """Multiply with a sample of each row: at most ``width`` of its entries, chosen in the kernel.
 
     ``Y[i, f] = r[i] * s_i * sum_{e in sample(i)} a[e] * c[j] * X[j, f]`` over the sampled entries
     ``e = (i, j)`` of row ``i``; ``a[e]`` is 1 for an unweighted ``A``, ``r`` and ``c`` are 1 where
@@ -168,17 +168,19 @@ def sample_with_perm(
         As ``spmm_sampled``.
     """
     A, width, strategy, seed = bind(SPMM_SAMPLED, A, width=width, strategy=strategy, seed=seed)
-    how = SampleOptions(seed, width, strategy)
+    options = SampleOptions(seed, width, strategy)
     A, numbers = numbered_csr(A)
     xp = namespace(A.indptr)
     with on_device_of(A.indptr), allocating(f"a sample of {A.nnz} entries"):
-        indptr = primitives.offsets(xp.minimum(A.lengths, how.width), A.index_dtype)
+        indptr = primitives.offsets(xp.minimum(A.lengths, options.width), A.index_dtype)
         size = int(indptr[-1])  # synchronize!
         cols, perm = (xp.empty(size, A.index_dtype) for _ in range(2))
         if is_cupy(cols):
-            cuda.sample_rows(A, cols, perm, None, indptr, how.seed, how.width, how.strategy, 0)
+            cuda.sample_rows(
+                A, cols, perm, None, indptr, options.seed, options.width, options.strategy, 0
+            )
         else:
-            _sample_rows(A, how, cols, perm, to=indptr)
+            _sample_rows(A, options, cols, perm, to=indptr)
         data = None if A.data is None else A.data[perm]
         B = CSR._trusted(indptr=indptr, indices=cols, data=data, shape=A.shape)
         return B, perm if numbers is None else numbers[perm]

@@ -63,7 +63,7 @@ def instantiations() -> Iterator[tuple[str, str]]:
     for dtype, index_dtype in product(VALUE_DTYPES, ("int32", "int64")):
         products = [("spmm_sampled", constants) for constants in _variants(dtype)]
         dots = product((16 // ITEMSIZE[dtype], 1), STRATEGIES.values())
-        for kernel, constants in [*products, *(("sddmm_sampled", one) for one in dots)]:
+        for kernel, constants in [*products, *(("sddmm_sampled", item) for item in dots)]:
             name = jit.expression(kernel, (dtype, index_dtype), constants)
             yield f"sampling/{_FILE[kernel]}.cu", name
     for index_dtype, strategy in product(("int32", "int64"), STRATEGIES.values()):
@@ -214,7 +214,7 @@ def _cuts(case: _Case) -> tuple[int, int, tuple[_Cut, ...]]:
 
 
 def room_of_a_row(n_rows: int, nnz: int, width: int) -> int:
-    """Places for the sample of each row, or 0: as many places as the row has entries."""
+    """Count the places for the sample of each row, or 0: as many as the row has entries."""
     return width if n_rows * width <= nnz else 0
 
 

@@ -116,8 +116,8 @@ def _split(A: "SGT", csr: CSR, costs: Costs) -> Split:
     if result is None:
         return _nothing(A)
     choice, counted = result
-    part, whole = costs.longest_part(choice.n_slabs), choice.taken == A.nnz
-    items, cuts, n_parts = _items(choice.slab_ptr, whole, part, A.index_dtype)
+    part, complete = costs.longest_part(choice.n_slabs), choice.taken == A.nnz
+    items, cuts, n_parts = _items(choice.slab_ptr, complete, part, A.index_dtype)
     least, slab_ptr, entry_ptr, items, cuts = send(
         [choice.least, choice.slab_ptr, choice.entry_ptr, items, cuts], like=A.order
     )
@@ -174,15 +174,15 @@ def _choose(
     cost += np.where(used, costs.window * scale, 0)
     cost += (everything - entries) * costs.left
     empty = n_windows - np.count_nonzero(used[1])  # they have zeros to write
-    whole = cost[1].sum() + empty * (costs.window * scale)
+    complete = cost[1].sum() + empty * (costs.window * scale)
     cost += np.where(used, costs.again * scale + rows, rows)
     cost[0] = everything + rows
     alone = cost[0].sum()
     best = cost.min(axis=0)
     least = MOST - ((cost == best) * _BEFORE_MOST).max(axis=0)  # the first; argmin is 10x slower
     cheapest = best.sum() + costs.launch * share  # of the kernel that CUDA cores run
-    if whole <= cheapest:
-        cheapest = whole
+    if complete <= cheapest:
+        cheapest = complete
         least[:] = 1
     chosen = options[:, least, np.arange(n_windows)]
     ptr = np.zeros((2, n_windows + 1), np.int64)

@@ -181,14 +181,14 @@ class _Values(NamedTuple):
     entries: Array
     loops: Array | None
 
-    def each(self, function: Callable[..., Any], *others: "_Values") -> "_Values":
+    def each(self, function: Callable[..., Any], *more: "_Values") -> "_Values":
         """Call the function with the values of entries, and with those of loops."""
-        values = zip(self, *others, strict=True)
+        values = zip(self, *more, strict=True)
         return _Values(*[None if of[0] is None else function(*of) for of in values])
 
-    def times(self, others: "_Values") -> "_Values":
+    def times(self, more: "_Values") -> "_Values":
         """Multiply each with another one."""
-        return self.each(np.multiply, others)
+        return self.each(np.multiply, more)
 
 
 class _Scores(NamedTuple):

@@ -96,7 +96,7 @@ class Pass(NamedTuple):
 
     direction: int  #: FORWARD, SOURCES (over the transpose) or TARGETS
     out: str  #: the result; the gradient of values, or of keys and values; that of queries
-    other: str = ""  #: of SOURCES: the gradient of keys, where values are not the keys
+    of_keys: str = ""  #: of SOURCES: the gradient of keys, where values are not the keys
     alignment: int = 0  #: the lowest bits of the addresses of features that are no arguments
     statistics: str = ""  #: of FORWARD: (n_rows, heads, 2)
     datt: str = ""  #: of TARGETS: (thread blocks, heads, feat), to be summed
@@ -105,7 +105,7 @@ class Pass(NamedTuple):
     @property
     def arrays(self) -> int:
         """Count the arrays of features that it writes."""
-        return 1 + (self.other != "")
+        return 1 + (self.of_keys != "")
 
 
 def _case_of(m: Memory, args: PairwiseArguments) -> Case:
@@ -189,8 +189,8 @@ def pairwise_backward(
     datt, dedges = "out_3" * additive, "out_4" * (wanted is not None)
     targets = Pass(TARGETS, "out", "", m.pointer(grad), datt=datt, dedges=dedges)
     of_sources, nbytes, lasts = _pass(T, case, sources, at)
-    of_targets, others, last = _pass(S, case, targets, at)
-    launches, workspace = (stats, *of_sources, *of_targets), (0, max(nbytes, others))
+    of_targets, more_bytes, last = _pass(S, case, targets, at)
+    launches, workspace = (stats, *of_sources, *of_targets), (0, max(nbytes, more_bytes))
     finish = adding_up(3, 0) if additive else tuple
     return Prepared(launches, results, workspace, finish, lasts and last)
 
@@ -235,7 +235,7 @@ def _pass(S: Structure, case: Case, work: Pass, at: int = 0) -> tuple[Launches, 
         places = [("workspace", place) for place in accumulate(between, initial=at)]
     *passed, part, other_part, carry = places
     if ITEMSIZE[case.dtype] != 2:  # results take sums as they are
-        part, other_part = work.out, work.other
+        part, other_part = work.out, work.of_keys
     side = "t_" if direction == SOURCES else ""
     summed = args.values is None and direction == SOURCES and shape.packs > 0
     # Where there are loops alone, nothing is read that has a value an entry.
@@ -248,7 +248,7 @@ def _pass(S: Structure, case: Case, work: Pass, at: int = 0) -> tuple[Launches, 
     for step, (B, moves, _) in enumerate(blocks):
         last = step == len(blocks) - 1
         of_block = passed[step % 2] if direction == FORWARD and not last else work.statistics
-        results = work.out, work.other, part, other_part, of_block, work.datt, dedges
+        results = work.out, work.of_keys, part, other_part, of_block, work.datt, dedges
         attention = (
             *(*read, grad, case.name("att"), stats, edges, *results, dropped.seed_at),
             *(passed[step % 2 - 1] if step else "", dropped.seed, args.slope, args.scale),
