@@ -276,28 +276,15 @@ def _shares(A: CSR, row_scale: Array | None, like: Array) -> Array:
 # The rows of the table: features
 
 
-def _chosen(_: Any, x: Array, k: int) -> tuple[Any, ...]:
-    shape = x.shape[0], k
-    return (shape, column_dtype(x.shape[1]).name), (shape, x)
-
-
 def _price_of_choice(_: Any, x: Array, k: int) -> Price:
     n_rows, feat = x.shape
     chosen = n_rows * k * (x.itemsize + column_dtype(feat).itemsize)
     return Price(n_rows * feat * x.itemsize + chosen, 0)
 
 
-def _dense(_: Any, columns: Array, data: Array, feat: int) -> tuple[Any, ...]:
-    return (((data.shape[0], feat), data),)
-
-
 def _price_of_dense(_: Any, columns: Array, data: Array, feat: int) -> Price:
     n_rows, k = columns.shape
     return Price(n_rows * (k * (columns.itemsize + data.itemsize) + feat * data.itemsize), 0)
-
-
-def _at_columns(_: Any, x: Array, columns: Array) -> tuple[Any, ...]:
-    return ((columns.shape, x),)
 
 
 def _price_at_columns(_: Any, x: Array, columns: Array) -> Price:
@@ -308,7 +295,10 @@ def _price_at_columns(_: Any, x: Array, columns: Array) -> Price:
 MAXK = Op(
     "maxk",
     unchecked("Tensor x, SymInt k"),
-    results=_chosen,
+    results=lambda _, x, k: (
+        ((x.shape[0], k), column_dtype(x.shape[1]).name),
+        ((x.shape[0], k), x),
+    ),
     kernels=(
         Kernel("maxk_rows", cuda.maxk, place="gpu", refuses=cuda.maxk_too_wide),
         Kernel("maxk_sorted", cuda.maxk_by_sorting, place="gpu"),
@@ -330,18 +320,17 @@ def _of_features(launcher: Callable[..., Any], arguments: str, **facts: Any) -> 
 CBSR_TO_DENSE = _of_features(
     cuda.cbsr_to_dense,
     "Tensor columns, Tensor kept, SymInt feat",
-    results=_dense,
+    results=lambda _, columns, data, feat: (((data.shape[0], feat), data),),
     price=_price_of_dense,
 )
 DENSE_TO_CBSR = _of_features(
-    cuda.dense_to_cbsr, "Tensor x, Tensor columns", results=_at_columns, price=_price_at_columns
+    cuda.dense_to_cbsr,
+    "Tensor x, Tensor columns",
+    results=lambda _, x, columns: ((columns.shape, x),),
+    price=_price_at_columns,
 )
 
 # The product
-
-
-def _rows(S: Sizes, columns: Array, data: Array, feat: int, *_: Any) -> tuple[Any, ...]:
-    return (((S.n_rows, feat), data),)
 
 
 def _price(
@@ -361,7 +350,7 @@ SPGEMM = Op(
         *(Arg("kept"), Arg("feat", kind="SymInt"), Arg("values", optional=True), *SCALES),
         Arg("reduce", kind="str", words=REDUCTIONS),
     ),
-    results=_rows,
+    results=lambda S, columns, data, feat, *_: (((S.n_rows, feat), data),),
     kernels=(
         *csr_kernels(cuda.spgemm, "spgemm_csr_cbsr", "spgemm_csr_cbsr_numba"),
         convert_to_csr("spgemm"),

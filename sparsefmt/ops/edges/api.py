@@ -169,10 +169,6 @@ def edge_softmax_backward(
 # The rows of the table
 
 
-def _one_per_entry(S: Sizes, X: Array, *_: Any) -> tuple[Any, ...]:
-    return (((S.nnz, *X.shape[1:-1]), X),)
-
-
 def _like_scores(S: Sizes, scores: Array, *_: Any) -> tuple[Any, ...]:
     return ((scores.shape, scores),)
 
@@ -199,7 +195,7 @@ SDDMM = _row(
     *tiles_kernels.sddmm_kernels(cuda.sddmm),
     Kernel("sddmm_csr_numpy", small.sddmm, ("csr",), "cpu", refuses=small.refuses_products),
     *csr_kernels(cuda.sddmm, "sddmm_csr_balanced", "sddmm_csr_numba"),
-    results=_one_per_entry,
+    results=lambda S, X, *_: (((S.nnz, *X.shape[1:-1]), X),),
     entry_results=(0,),
     price=_price_of_products,
     options=(PRECISION, COSTS),

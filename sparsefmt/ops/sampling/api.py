@@ -224,14 +224,6 @@ _sample_rows = deferred(f"{__package__}.cpu", "sample_rows")
 # The rows of the table
 
 
-def _like_features(S: Sizes, x: Array, *_: Any, **__: Any) -> tuple[Any, ...]:
-    return (((S.n_rows, x.shape[1]), x),)
-
-
-def _one_per_entry(S: Sizes, x: Array, *_: Any) -> tuple[Any, ...]:
-    return (((S.nnz,), x),)
-
-
 def _price_of_product(
     S: Sizes, x: Array, values: Array | None = None, r: Array | None = None, c: Array | None = None,
     seed: Any = None, width: int = ALL, *_: Any, **__: Any,
@@ -272,7 +264,7 @@ SPMM_SAMPLED = Op(
         *csr_kernels(cuda.spmm_sampled, "spmm_sampled_csr_balanced", "spmm_sampled_csr_numba"),
         convert_to_csr("spmm_sampled"),
     ),
-    results=_like_features,
+    results=lambda S, x, *_, **__: (((S.n_rows, x.shape[1]), x),),
     price=_price_of_product,
     narrowed=("*",),
     functions=("spmm_sampled",),
@@ -281,6 +273,6 @@ SPMM_SAMPLED_DA = Op(
     "spmm_sampled_da",
     (_X, Arg("grad", "rows", (2,), "x"), *SCALES_AND_OPTIONS),
     kernels=csr_kernels(cuda.spmm_sampled_da, "spmm_sampled_da_csr", "spmm_sampled_da_numba"),
-    results=_one_per_entry,
+    results=lambda S, x, *_: (((S.nnz,), x),),
     price=_price_of_values,
 )
