@@ -275,9 +275,7 @@ def spmm(
 ) -> Array:  # fmt: skip
     """Compute ``out[i] = r[i] * reduce of a[e] c[j] x[j]`` over the entries of row i.
 
-    The value of entry e is ``values[perm[e]]``, or those of its heads, for a sum or mean, as in
-    ``cuda.spmm``.  ``arg``, of out's shape and any integer dtype, takes the entries that win a max
-    or min, -1 in an empty row.
+    Arguments are those of ``cuda.spmm``; ``arg`` may have any integer dtype.
     """
     of_heads = values is not None and values.ndim == 2
     if out is None:
@@ -328,11 +326,7 @@ def spmm_arg(
 def spmm_arg_dx(
     A: CSR, perm: Array, grad: Array, arg: Array, values: Array, row_scale: Array, col_scale: Array
 ) -> Array:
-    """Compute the gradient of ``spmm_arg`` in the features: each winner has its share.
-
-    ``A`` is the transposed structure, whose entry k has the number ``perm[k]``; values and scales
-    are those of the product itself.
-    """
+    """Compute the gradient of ``spmm_arg`` in the features, as in ``cuda``: winners have it."""
     out = np.empty((A.n_rows, grad.shape[1]), grad.dtype)
     if not out.size:
         return out

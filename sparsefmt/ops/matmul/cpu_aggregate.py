@@ -17,14 +17,7 @@ def aggregate_backward(
     *, self_weight: Array | None = None, inverse: Array | None = None,
     out: tuple[Array, Array] | None = None, dself: Array | None = None,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """Compute gradients of a product in its features and values, as ``cuda_aggregate``.
-
-    ``dx[j] = c[j] sum of a[e] r[i] grad[i] + self[j] grad[j]``, ``da[e] = r c <grad[i], x[j]>``.
-
-    ``A`` is the transpose: its entry k is number ``perm[k]`` in the values and ``da``, or k without
-    ``perm``.  ``dself[j] = <grad[j], x[j]>`` is of the dtype that sums run in, and is given
-    wherever ``self_weight`` is.
-    """
+    """Compute gradients of a product in its features and values, as in ``cuda_aggregate``."""
     dx, da = out or (np.empty((A.n_rows, x.shape[1]), x.dtype), np.empty(A.nnz, x.dtype))
     args = values, row_scale, col_scale, self_weight
     weights = tuple(values_of(a, x) for a in args)

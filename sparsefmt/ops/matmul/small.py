@@ -19,14 +19,10 @@ def refuses(
     **__: Any,
 ) -> list[str]:  # fmt: skip
     """List the reasons against a small product."""
-    heads = 1 if values is None or values.ndim == 1 else values.shape[1]
-    reasons = small.reasons_against((A.nnz + A.n_rows) * int(x.shape[-1] * heads))
-    if reduce not in _TAKES:
-        return [*reasons, f"SciPy's loops do not take a {reduce}"]
-    return reasons
-
-
-_TAKES = ("sum", "mean")
+    width = int(x.shape[-1] * small.heads_of(values))
+    reasons = small.reasons_against((A.nnz + A.n_rows) * width)
+    takes = reduce in ("sum", "mean")
+    return reasons if takes else [*reasons, f"SciPy's loops do not take a {reduce}"]
 
 
 def refuses_coo(A: Any, x: Array, *, reduce: str = "sum", **_: Any) -> list[str]:

@@ -328,10 +328,7 @@ def gat_of_vectors_backward(
     S: Structure, m: Memory, T: Structure, grad: Array, result: Array, plus: Array, of_rows: Array,
     of_edges: bool, *arguments: Any, narrow: Any = False,
 ) -> Any:  # fmt: skip
-    """Prepare gradients of ``h``, ``source, target, bias`` in one, ``loop_edges``, ``edges``.
-
-    They take what ``gat_of_vectors_with_statistics`` has saved.
-    """
+    """Prepare gradients of ``h``, ``source, target, bias`` in one, ``loop_edges``, ``edges``."""
     args = VectorArguments(*arguments)
     case, h = _case_of(m, args, heads_of(args.source), narrow), args.h
     if run := _unprepared(gat_of_vectors_backward, S, case, of_edges, narrow):
