@@ -1,7 +1,7 @@
 """Launch ``sspmm``: by windows of rows on chip, with atomics, or by panels, deterministic."""
 
 from collections.abc import Callable, Iterator
-from functools import partial, wraps
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from ...formats.arrays import VALUE_DTYPES, Array, finish, import_cupy
 from ...formats.compressed import CSR
 from ...reorder import Order
 from ..engine import jit
-from ..engine.call import Launcher, Prepared, Result
+from ..engine.call import Launcher, Prepared, Result, with_options
 from ..engine.jit import ITEMSIZE, Launch, capturing, filling
 from ..engine.memory import Memory, memory_of
 from ..engine.structure import Structure, built_at, csr_of, csr_over, structure_of, without_chunks
@@ -184,15 +184,11 @@ def _prepare_windows(
     return run
 
 
-@wraps(_prepare_windows, assigned=())  # for the names of its arguments
-def _prepare_rounded_windows(*args: Any, **options: Any) -> Any:
-    """Prepare the same of ``grad`` rounded to bfloat16."""
-    return _prepare_windows(*args, narrow=True, **options)
-
-
 _OPTIONS: Any = {"in_place": ("grad",), "structure": without_chunks}
 sspmm_windows = Launcher(_prepare_windows, **_OPTIONS)
-sspmm_windows_rounded = Launcher(_prepare_rounded_windows, **_OPTIONS)
+sspmm_windows_rounded = Launcher(
+    with_options("_prepare_rounded_windows", _prepare_windows, narrow=True), **_OPTIONS
+)
 
 
 def _outer_product(

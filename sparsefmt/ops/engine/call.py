@@ -10,11 +10,11 @@ import inspect
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, update_wrapper
 from itertools import count, zip_longest
 from math import prod
 from operator import is_not, itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -148,6 +148,13 @@ class Launcher:
 def launcher(**options: Any) -> Callable[[Callable[..., Any]], Launcher]:
     """Make a ``Launcher`` with these options of a function that prepares launches."""
     return lambda prepare: Launcher(prepare, **options)
+
+
+def with_options(name: str, prepare: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Return the function of that name that prepares launches with these options."""
+    result: Any = update_wrapper(partial(prepare, **options), prepare)
+    result.__name__ = result.__qualname__ = name
+    return cast(Callable[..., Any], result)
 
 
 #: Arguments that kernels take in float32 at least.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 from ....formats.arrays import Array
 from ...edges.cuda import sddmm
 from ...engine import jit
-from ...engine.call import Launcher, Prepared, Result, call, launcher, zeroed
+from ...engine.call import Launcher, Prepared, Result, call, launcher, with_options, zeroed
 from ...engine.jit import ITEMSIZE, filling
 from ...engine.memory import Memory, Scalar
 from ...engine.structure import Structure
@@ -127,38 +127,20 @@ def _case_of(
 # The product
 
 
-@launcher(sizes=sizes, in_place=(), names=GatArguments._fields)
-def gat(
-    S: Structure,
-    m: Memory,
-    *arguments: Any,
-    out: Array | None = None,
-    narrow: Any = False,
-    **_: Any,
-) -> Any:
+def _prepare(
+    S: Structure, m: Memory, *arguments: Any, train: bool, out: Array | None = None,
+    narrow: Any = False, **_: Any,
+) -> Any:  # fmt: skip
     """Prepare ``out[i, k] = sum of M[e, k] P[e, k] h[j, k]``, of ``GatArguments``.
 
-    ``narrow`` rounds the rows that entries gather, of float32, to bfloat16 once, and is an array of
-    them then: all else stays float32, here and in the gradients.
+    To ``train``, what its gradient needs too, even without features.  ``narrow`` rounds the rows
+    that entries gather, of float32, to bfloat16 once, and is an array of them then: all else stays
+    float32, here and in the gradients.
     """
-    return _forward(gat, S, m, GatArguments(*arguments), out, narrow)
-
-
-@launcher(sizes=sizes, in_place=(), names=GatArguments._fields)
-def gat_with_statistics(
-    S: Structure, m: Memory, *arguments: Any, narrow: Any = False, **_: Any
-) -> Any:
-    """Prepare ``gat``, and what its gradient needs, even without features."""
-    return _forward(gat_with_statistics, S, m, GatArguments(*arguments), None, narrow)
-
-
-def _forward(
-    launcher: Launcher, S: Structure, m: Memory, args: GatArguments, out: Array | None, narrow: Any
-) -> Any:
-    """Prepare the product, and for ``gat_with_statistics`` what backward needs."""
+    args = GatArguments(*arguments)
     case = _case_of(m, args, heads_and_feat(args.h), narrow)
     results, plus, statistics = [result_like(args.h, case.dtype)], "", ""
-    if launcher is gat_with_statistics:
+    if train:
         results += result_like(args.h, case.dtype), Result((case.heads, 4), case.sums)
         plus, statistics = "out_1", "out_2"
     if not (S.n_rows and case.heads and (case.feat or plus)):
@@ -166,10 +148,17 @@ def _forward(
     if not (S.nnz or case.loops):
         return zeroed(S, results)
     if narrow is True:
-        return partial(_round_first, launcher, 0)
+        return partial(_round_first, gat_with_statistics if train else gat, 0)
     arrays = args.h, out, None, narrow
     launches, nbytes = _product(S, m, case, *arrays, "el", "er", plus, statistics)
     return Prepared(tuple(launches), tuple(results), (0, nbytes))
+
+
+_OF_ENDS: Any = {"sizes": sizes, "in_place": (), "names": GatArguments._fields}
+gat = Launcher(with_options("gat", _prepare, train=False), **_OF_ENDS)
+gat_with_statistics = Launcher(
+    with_options("gat_with_statistics", _prepare, train=True), **_OF_ENDS
+)
 
 
 def _product(
@@ -239,39 +228,25 @@ def gat_attention(
 # The product of scores that vectors make
 
 
-@launcher(sizes=sizes, in_place=(), names=VectorArguments._fields)
-def gat_of_vectors(S: Structure, m: Memory, *arguments: Any, narrow: Any = False) -> Any:
-    """Prepare ``gat`` of the scores ``<h, source>`` and ``<h, target>`` of each row and head."""
-    return _of_vectors(gat_of_vectors, S, m, VectorArguments(*arguments), narrow)
-
-
-@launcher(sizes=sizes, in_place=(), names=VectorArguments._fields)
-def gat_of_vectors_with_statistics(
-    S: Structure, m: Memory, *arguments: Any, narrow: Any = False
+def _prepare_of_vectors(
+    S: Structure, m: Memory, *arguments: Any, train: bool, narrow: Any = False
 ) -> Any:
-    """Prepare the product, and what the gradient needs.
+    """Prepare ``gat`` of the scores ``<h, source>`` and ``<h, target>`` of each row and head.
 
-    That is ``Forward.plus``, and in one array the statistics, which are 4 of each row and head, and
-    the scores of sources and of targets.
+    To ``train``, what its gradient needs too: ``Forward.plus``, and in one array the statistics, 4
+    of each row and head, and the scores of sources and of targets.
     """
     args = VectorArguments(*arguments)
-    return _of_vectors(gat_of_vectors_with_statistics, S, m, args, narrow)
-
-
-def _of_vectors(
-    launcher: Launcher, S: Structure, m: Memory, args: VectorArguments, narrow: Any
-) -> Any:
-    """Prepare the product of scores that vectors make."""
     case, h = _case_of(m, args, heads_of(args.source), narrow), args.h
     items, feat, size = S.n_rows * case.heads, case.feat, ITEMSIZE[case.sums]
     results, plus, statistics = [result_like(h, case.dtype)], "", ""
-    if train := launcher is gat_of_vectors_with_statistics:
+    if train:
         results += result_like(h, case.dtype), Result((6 * items,), case.sums, "")
         plus, statistics = "out_1", "out_2"
     if not (items * feat and (S.nnz or case.loops or case.bias)):
         return zeroed(S, results)
     if narrow is True:
-        return partial(_round_first, launcher, 0)
+        return partial(_round_first, gat_of_vectors_with_statistics if train else gat_of_vectors, 0)
     array, begin, room = ("out_2", 4, 0) if train else ("workspace", 0, padded(2 * items * size))
     el, er = ((array, (begin + end) * items * size) for end in (0, 1))
     vector = _vector(m, case, h, args.source, args.target)
@@ -280,6 +255,15 @@ def _of_vectors(
     launches, nbytes = _product(S, m, case, *arrays, el, er, plus, statistics, room)
     scores = launch, ("h", "source", "target", el, er)
     return Prepared((scores, *launches), tuple(results), (0, room + nbytes))
+
+
+_OF_VECTORS: Any = _OF_ENDS | {"names": VectorArguments._fields}
+gat_of_vectors = Launcher(
+    with_options("gat_of_vectors", _prepare_of_vectors, train=False), **_OF_VECTORS
+)
+gat_of_vectors_with_statistics = Launcher(
+    with_options("gat_of_vectors_with_statistics", _prepare_of_vectors, train=True), **_OF_VECTORS
+)
 
 
 def _vector(m: Memory, case: Case, *arrays: Array | None) -> int:

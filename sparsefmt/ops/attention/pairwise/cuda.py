@@ -116,9 +116,7 @@ def _case_of(m: Memory, args: PairwiseArguments) -> Case:
 
 
 @launcher(in_place=(), names=PairwiseArguments._fields, structure=structure_with_columns)
-def pairwise(
-    S: Structure, m: Memory, *arguments: Any, out: Array | None = None
-) -> Prepared:  # fmt: skip
+def pairwise(S: Structure, m: Memory, *arguments: Any, out: Array | None = None) -> Prepared:
     """Prepare ``O[i, h] = sum of M[e, h] P[e, h] V[j, h]``, of ``PairwiseArguments``."""
     case = _case_of(m, PairwiseArguments(*arguments))
     results = (result_like(case.args.keys, case.dtype),)
@@ -126,9 +124,7 @@ def pairwise(
 
 
 @launcher(in_place=(), names=PairwiseArguments._fields, structure=structure_with_columns)
-def pairwise_with_statistics(
-    S: Structure, m: Memory, *arguments: Any,
-) -> Prepared:  # fmt: skip
+def pairwise_with_statistics(S: Structure, m: Memory, *arguments: Any) -> Prepared:
     """Prepare ``pairwise``, and what backward reads of each row and head.
 
     (n_rows, heads, 2): the largest score, and 1 over the sum of exponentials relative to that;
