@@ -117,6 +117,8 @@ class TorchMemory:
         same = like.shape == shape and like.is_contiguous()
         return torch.empty_like(like) if same else like.new_empty(shape)
 
+    allocate = empty
+
     def zeros(self, shape: Sequence[int], dtype: str, like: Tensor) -> Tensor:
         return like.new_zeros(shape, dtype=DTYPES[dtype])
 

@@ -208,7 +208,7 @@ def csr_kernels(launcher: Callable[..., Any], name: str, twin: str) -> tuple[Ker
 
 def unchecked(schema: str) -> tuple[Arg, ...]:
     """Read arguments that nothing checks, those of kernels alone, from a schema of torch."""
-    pairs = (one.split() for one in schema.split(", "))
+    pairs = (part.split() for part in schema.split(", "))
     return tuple(Arg(name, kind=kind.rstrip("?"), optional="?" in kind) for kind, name in pairs)
 
 

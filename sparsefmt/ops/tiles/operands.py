@@ -51,15 +51,11 @@ class TileStructure:
 def tile_structure(split: Split, shape: tuple[int, int]) -> TileStructure:
     """Describe an SGT of that shape on a GPU; valid as long as the split lives."""
     arrays = split.items, split.cuts, split.columns, split.masks, split.starts, split.cells
-    items, cuts, columns, masks, starts, cells = (array.data.ptr for array in arrays)
+    pointers = (array.data.ptr for array in arrays)
+    sizes = split.items.dtype.name, split.height, len(split.items), len(split.cuts), split.n_parts
     rest = None if split.rest is None else structure_of(split.rest)
-    return TileStructure(
-        *(shape[0], shape[1], split.nnz, split.items.dtype.name, split.height),
-        *(len(split.items), len(split.cuts), split.n_parts),
-        *(items, cuts, columns, masks, starts, cells),
-        *(split.n_cells, split.taken),
-        rest,
-    )
+    counts = split.n_cells, split.taken
+    return TileStructure(*shape, split.nnz, *sizes, *pointers, *counts, rest)
 
 
 class Numbers(NamedTuple):
@@ -142,15 +138,12 @@ class Operands:
     def _rows_outside(self) -> Any:
         rest = self.split.rest
         with on_device_of(self._csr.indptr):
-            inside = _lengths(self._view(self._csr.indptr))
+            ends = self._view(self._csr.indptr)
             if rest is not None:
-                inside = inside - _lengths(self._view(rest.indptr))
+                ends = ends - self._view(rest.indptr)
+            inside = ends[1:] - ends[:-1]
             outside = inside == 0
             return outside if bool(outside.any()) else None  # synchronize!
-
-
-def _lengths(indptr: Array) -> Any:
-    return indptr[1:] - indptr[:-1]
 
 
 # Where tiles come from
