@@ -170,10 +170,13 @@ class Tensors(Arrays):
         return values
 
     def dense(self, name: str, value: Any, A: Any) -> Any:
-        """Check for a dense tensor of floating dtype on the device of the graph."""
+        """Check for a dense tensor."""
         tensor(name, value)
-        floating_on_device(name, value, A)
         return value
+
+    def kind_and_device(self, name: str, array: Any, A: Any) -> None:
+        """Check for a floating dtype, and the device of the graph."""
+        floating_on_device(name, array, A)
 
     def is_float32(self, array: Any, arg: Arg) -> bool:
         """Return True if an argument is float32, as scores may be beside features of 2 bytes."""
