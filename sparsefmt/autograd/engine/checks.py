@@ -184,10 +184,10 @@ class Tensors(Arrays):
 
     def same_dtype(self, name: str, array: Any, like: Named, A: Any) -> None:
         """Check for the dtype of another argument."""
-        other, dtype = like[0], like[1].dtype
+        x, dtype = like[0], like[1].dtype
         if array.dtype is not dtype:
             raise DtypeError(
-                f"{name} is {array.dtype} but {other} is {dtype}{_autocast(A)}: give both in one "
+                f"{name} is {array.dtype} but {x} is {dtype}{_autocast(A)}: give both in one "
                 f"dtype, {name}.to({dtype}) for instance."
             )
 

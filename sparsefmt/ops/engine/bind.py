@@ -283,13 +283,13 @@ class Arrays:
 
     def vectors(self, name: str, x: Any, arg: Arg, A: Any, size: int, like: Named | None) -> str:
         """Return what is wrong with the shape of one vector for each head; see ``scores``."""
-        other, features = like or ("", x)
+        like_name, features = like or ("", x)
         shapes = self.shapes_of_vectors(tuple(features.shape[1:]))
         if x.shape == shapes[0] or x.shape == shapes[-1]:
             return ""
         row, shape = tuple(features.shape), tuple(x.shape)
         each = "one vector" + " per head" * (len(row) == 3)
-        return f"has shape {shape}: give {row[1:]}, {each} ({other}.shape == {row})"
+        return f"has shape {shape}: give {row[1:]}, {each} ({like_name}.shape == {row})"
 
     def shapes_of_vectors(self, row: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Return the shapes of the vectors of features whose rows have that shape."""
@@ -330,12 +330,12 @@ def _balanced(name: str, S: object, A: Format, size: int, like: Named | None) ->
     return S
 
 
-def same_dtype(name: str, array: Any, other_name: str, other: Any) -> None:
+def same_dtype(name: str, array: Any, like_name: str, like: Any) -> None:
     """Check for the dtype of another array."""
-    if array.dtype != other.dtype:
+    if array.dtype != like.dtype:
         raise DtypeError(
-            f"{name} is {array.dtype} but {other_name} is {other.dtype}: cast one, "
-            f"{name}.astype({other_name}.dtype) for instance."
+            f"{name} is {array.dtype} but {like_name} is {like.dtype}: cast one, "
+            f"{name}.astype({like_name}.dtype) for instance."
         )
 
 
