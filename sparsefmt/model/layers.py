@@ -11,7 +11,6 @@ from torch.nn import Module, Parameter, Sequential
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..autograd import as_graph, spmm
-from ..autograd.maps import calls_forward_alone, read_map
 from ..autograd.tensors.order import own_values
 from ..autograd.tensors.prepare import GraphLike, tensors_of
 from ..autograd.tensors.shared import Shared, is_square, local_of, n_sources, shared
@@ -19,6 +18,7 @@ from ..graph.graph import Graph
 from ..plan import models
 from ..plan.expression import Expression
 from .composition import MAX_PLANS, Code, Composition, Own, Planned, Settings, modes, number_of
+from .maps import calls_forward_alone, read_map
 from .program import FUNCTIONS, Attention, Functions, Values, is_stamped, stamp
 
 GraphOrShared = Graph | Shared

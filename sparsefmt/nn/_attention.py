@@ -10,12 +10,12 @@ from torch.nn import Linear, Module, Parameter
 from torch.nn.functional import dropout
 
 from ..autograd import as_graph, edge_softmax, spmm
-from ..autograd.maps import read_map
 from ..autograd.messages import aggregated
 from ..autograd.tensors.prepare import GraphLike, tensors_of
 from ..autograd.tensors.shared import Shared
 from ..autograd.tensors.tensors import GraphTensors
 from ..errors import DtypeError, ShapeError, UnsupportedError
+from ..model.maps import read_map
 from ._inputs import Ends, check_counts, check_flags, check_like, check_number, in_pair
 from ._loops import loops, rows_and_columns, with_loops
 from ._maps import GLOROT, draw_glorot, draw_map, linear_map, mapped, set_to_zero, settle

@@ -12,8 +12,8 @@ from torch.nn.functional import linear
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import is_parametrized
 
-from ..autograd.maps import read_map
 from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
+from ..model.maps import read_map
 from ._inputs import check_like
 
 #: How a map draws its weights: Glorot's uniform ones, or those of ``torch.nn.Linear``.

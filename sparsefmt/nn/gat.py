@@ -9,9 +9,9 @@ from torch.nn.functional import leaky_relu, linear
 
 from ..autograd import as_graph, edge_combine, gat_aggregate, gat_of_vectors, gatv2_aggregate
 from ..autograd.layers import gat_convolution, is_plain
-from ..autograd.maps import read_map
 from ..autograd.tensors.prepare import GraphLike, tensors_of
 from ..errors import DtypeError
+from ..model.maps import read_map
 from ._attention import LoopedAttention
 from ._inputs import Ends, check_flags, in_pair
 from ._maps import GLOROT, linear_map, mapped

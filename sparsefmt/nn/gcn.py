@@ -10,11 +10,11 @@ from torch.nn.functional import linear
 from ..autograd import aggregate_with_own, as_graph, maxk, maxk_aggregate
 from ..autograd.cbsr import features_to_keep
 from ..autograd.layers import is_plain, propagated
-from ..autograd.maps import read_map
 from ..autograd.tensors.prepare import GraphLike, tensors_of
 from ..autograd.tensors.shared import Shared
 from ..autograd.tensors.tensors import GraphTensors
 from ..errors import ShapeError
+from ..model.maps import read_map
 from ._inputs import by_vertex, check_counts, check_flags, check_in_channels, check_input
 from ._loops import as_operands, gets_all_loops, hop, over_vertices, stored, symmetric
 from ._maps import GLOROT, called, check_map, draw_map, linear_map, set_to_zero

@@ -8,9 +8,9 @@ from torch.nn import Linear, Module, Parameter, Sequential
 
 from ..autograd import aggregate_with_own, maxk, maxk_aggregate, message_aggregate, spmm
 from ..autograd.layers import gin_convolution, is_plain, propagated
-from ..autograd.maps import calls_forward_alone, read_map
 from ..autograd.tensors.prepare import GraphLike
 from ..errors import DtypeError, ShapeError
+from ..model.maps import calls_forward_alone, read_map
 from ._inputs import (
     Ends,
     as_autocast,

@@ -9,10 +9,10 @@ from torch.nn.functional import linear, normalize
 
 from ..autograd import maxk_aggregate, spmm
 from ..autograd.layers import is_plain, sage_convolution
-from ..autograd.maps import read_map
 from ..autograd.tensors.prepare import GraphLike
 from ..autograd.tensors.shared import Shared
 from ..errors import ShapeError
+from ..model.maps import read_map
 from ._inputs import Ends, check_counts, check_edge_weight, check_flags, in_pair
 from ._loops import gathered, over_vertices
 from ._maps import ReadMap, called, check_map, draw_map, linear_map, product_and_bias, settle

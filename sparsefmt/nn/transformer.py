@@ -9,11 +9,11 @@ from torch.nn import Linear, Parameter
 from torch.nn.functional import dropout
 
 from ..autograd import as_graph, dot_aggregate, edge_softmax, sddmm, spmm
-from ..autograd.maps import read_map
 from ..autograd.tensors.prepare import GraphLike, has_tiles
 from ..autograd.tensors.shared import shared
 from ..autograd.tensors.tensors import GraphTensors
 from ..errors import DtypeError, ShapeError
+from ..model.maps import read_map
 from ._attention import (
     Attention,
     check_edge_features,

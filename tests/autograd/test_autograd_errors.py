@@ -85,7 +85,7 @@ REFUSED = [
         f"edge_weight .* stores {NNZ} entries",
     ),
     (
-        lambda: maxk_aggregate(GRAPH, X, 2, A[1:, None].long()),
+        lambda: maxk_aggregate(GRAPH, X, 2, A.long()),
         DtypeError,
         r"edge_weight is torch.int64",
     ),

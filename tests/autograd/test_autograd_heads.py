@@ -125,7 +125,7 @@ BAD = {
     "heads": ((X[:, :1], A), {}, ShapeError, r"edge_weight has 2 heads but x has 1: give both the"),
     "entries": ((X, A[:3]), {}, ShapeError, r"edge_weight has shape \(3, 2\) but the graph st"),
     "axes": ((X, A[..., None]), {}, ShapeError, r"edge_weight has shape \(\d+, 2, 1\)"),
-    "4-D": ((X[None], A), {}, ShapeError, "x has 1 rows but the graph has 6 columns"),
+    "4-D": ((X[None], A), {}, ShapeError, r"x has shape \(1, 6, 2, 3\): give \(rows, feat\) or"),
     "5-D": ((X[:, None, None], A), {}, ShapeError, r"give \(rows, feat\) or \(rows, heads, feat\)"),
     "rows": ((X[:3], A), {}, ShapeError, "x has 3 rows but the graph has 6 columns"),
     "dtype": ((X, A.float()), {}, DtypeError, "edge_weight is torch.float32 but x is torch.float6"),

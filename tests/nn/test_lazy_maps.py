@@ -11,7 +11,7 @@ pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not i
 from torch.nn import Linear, UninitializedParameter  # noqa: E402
 
 from sparsefmt import ShapeError, nn  # noqa: E402
-from sparsefmt.autograd.maps import read_map  # noqa: E402
+from sparsefmt.model.maps import read_map  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

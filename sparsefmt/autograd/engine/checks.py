@@ -170,10 +170,13 @@ class Tensors(Arrays):
         return values
 
     def dense(self, name: str, value: Any, A: Any) -> Any:
-        """Check for a dense tensor of floating dtype on the device of the graph."""
+        """Check for a dense tensor."""
         tensor(name, value)
-        floating_on_device(name, value, A)
         return value
+
+    def kind_and_device(self, name: str, array: Any, A: Any) -> None:
+        """Check for a floating dtype, and the device of the graph."""
+        floating_on_device(name, array, A)
 
     def is_float32(self, array: Any, arg: Arg) -> bool:
         """Return True if an argument is float32, as scores may be beside features of 2 bytes."""
@@ -181,10 +184,10 @@ class Tensors(Arrays):
 
     def same_dtype(self, name: str, array: Any, like: Named, A: Any) -> None:
         """Check for the dtype of another argument."""
-        other, dtype = like[0], like[1].dtype
+        x, dtype = like[0], like[1].dtype
         if array.dtype is not dtype:
             raise DtypeError(
-                f"{name} is {array.dtype} but {other} is {dtype}{_autocast(A)}: give both in one "
+                f"{name} is {array.dtype} but {x} is {dtype}{_autocast(A)}: give both in one "
                 f"dtype, {name}.to({dtype}) for instance."
             )
 

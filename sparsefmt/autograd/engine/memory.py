@@ -138,8 +138,7 @@ class TorchMemory:
         return torch.repeat_interleave(indptr.diff(), output_size=nnz)
 
     def stream(self, a: Tensor) -> int:
-        found: int = raw_stream(a.get_device())
-        return found
+        return int(raw_stream(a.get_device()))
 
     def device(self, a: Tensor) -> int:
         return a.get_device()

@@ -172,21 +172,24 @@ class Arrays:
         wrong = getattr(self, arg.check)(name, array, arg, A, size, like)
         if wrong:
             raise ShapeError(f"{name} {wrong}.")
+        self.kind_and_device(name, array, A)
         narrow = like is not None and arg.widens and like[1].dtype.itemsize == 2
         if like is not None and not (narrow and self.is_float32(array, arg)):
             self.same_dtype(name, array, like, A)
         return self.finished(name, array, arg, narrow)
 
     def dense(self, name: str, value: Any, A: Any) -> Any:
-        """Return an array of the value; check its dtype, and the device of the matrix."""
+        """Return an array of the value; raise DtypeError if it is sparse or none."""
         if isinstance(value, Format):
             product = ", or spgemm(A, S) for row-balanced features" * (value.format == "cbsr")
             dense = f"give a dense array, {name}.toarray(){product}"
             raise DtypeError(f"{name} is a {type(value).__name__}: {dense}.")
-        array = as_array(name, value, empty=np.float64, like=A._indices)
+        return as_array(name, value, empty=np.float64, like=A._indices)
+
+    def kind_and_device(self, name: str, array: Any, A: Any) -> None:
+        """Check for a dtype of values, and the device of the matrix."""
         checks.value_dtype(f"{name}.dtype", array.dtype)
         _check_device(name, array, A)
-        return array
 
     def is_float32(self, array: Any, arg: Arg) -> bool:
         """Return True if an argument is float32, as it may be beside features of 2 bytes."""
@@ -215,7 +218,7 @@ class Arrays:
                 f"is a single {x.dtype}, of shape (): give a matrix, one row per {axis} of "
                 f"{self.matrix}"
             )
-        if x.ndim not in arg.axes and (x.ndim == 1 or shape[0] == size):
+        if x.ndim not in arg.axes:
             hint = f"{name}[:, None]" if x.ndim == 1 else f"{name}.reshape(len({name}), -1)"
             shapes = "(rows, feat)" + " or (rows, heads, feat)" * (3 in arg.axes)
             return f"has shape {shape}: give {shapes}, such as {hint}"
@@ -280,13 +283,13 @@ class Arrays:
 
     def vectors(self, name: str, x: Any, arg: Arg, A: Any, size: int, like: Named | None) -> str:
         """Return what is wrong with the shape of one vector for each head; see ``scores``."""
-        other, features = like or ("", x)
+        like_name, features = like or ("", x)
         shapes = self.shapes_of_vectors(tuple(features.shape[1:]))
         if x.shape == shapes[0] or x.shape == shapes[-1]:
             return ""
         row, shape = tuple(features.shape), tuple(x.shape)
         each = "one vector" + " per head" * (len(row) == 3)
-        return f"has shape {shape}: give {row[1:]}, {each} ({other}.shape == {row})"
+        return f"has shape {shape}: give {row[1:]}, {each} ({like_name}.shape == {row})"
 
     def shapes_of_vectors(self, row: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Return the shapes of the vectors of features whose rows have that shape."""
@@ -327,12 +330,12 @@ def _balanced(name: str, S: object, A: Format, size: int, like: Named | None) ->
     return S
 
 
-def same_dtype(name: str, array: Any, other_name: str, other: Any) -> None:
+def same_dtype(name: str, array: Any, like_name: str, like: Any) -> None:
     """Check for the dtype of another array."""
-    if array.dtype != other.dtype:
+    if array.dtype != like.dtype:
         raise DtypeError(
-            f"{name} is {array.dtype} but {other_name} is {other.dtype}: cast one, "
-            f"{name}.astype({other_name}.dtype) for instance."
+            f"{name} is {array.dtype} but {like_name} is {like.dtype}: cast one, "
+            f"{name}.astype({like_name}.dtype) for instance."
         )
 
 
