@@ -55,7 +55,8 @@ def tile_structure(split: Split, shape: tuple[int, int]) -> TileStructure:
     sizes = split.items.dtype.name, split.height, len(split.items), len(split.cuts), split.n_parts
     rest = None if split.rest is None else structure_of(split.rest)
     counts = split.n_cells, split.taken
-    return TileStructure(*shape, split.nnz, *sizes, *pointers, *counts, rest)
+    fields: tuple[Any, ...] = (*shape, split.nnz, *sizes, *pointers, *counts, rest)
+    return TileStructure(*fields)
 
 
 class Numbers(NamedTuple):
