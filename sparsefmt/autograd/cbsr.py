@@ -122,7 +122,7 @@ def maxk_aggregate(
     """
     if type(reduce) is not str or reduce not in REDUCTIONS:
         word("reduce", reduce, REDUCTIONS)
-    if isinstance(graph, Shared) and graph.whole is None:
+    if isinstance(graph, Shared) and graph.complete is None:
         scales = {"row_scale": row_scale, "col_scale": col_scale}
         return graph.maxk_aggregate(x, k, edge_weight, reduce=reduce, **scales)
     tensors = tensors_of(graph, x)

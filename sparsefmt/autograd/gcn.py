@@ -17,7 +17,7 @@ from ..ops.gcn.cuda import gcn_unit_scales
 from .engine import library
 from .engine.checks import TENSORS
 from .engine.library import LibraryOp
-from .engine.recording import Ctx, once, taped
+from .engine.recording import Ctx, once_differentiable, taped
 from .tensors.edge_index import as_graph
 from .tensors.order import in_csr_order, in_own_order
 from .tensors.prepare import GraphLike, tensors_of
@@ -159,4 +159,4 @@ class _GcnNorm(Function):
     def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         (values,) = ctx.saved_tensors
         args = ctx.tensors.current().rows, values, grad, ctx.loops
-        return once("gcn_norm", GCN_NORM_BACKWARD, *args), None, None
+        return once_differentiable("gcn_norm", GCN_NORM_BACKWARD, *args), None, None

@@ -80,7 +80,7 @@ def aggregate_with_own(
     is saved for backward where ``k`` is given.  ``nn.GCNConv`` adds loops this way, and
     ``nn.GINConv`` its ``1 + eps``.
     """
-    if isinstance(graph, Shared) and graph.whole is None:
+    if isinstance(graph, Shared) and graph.complete is None:
         options = {"without": without, "row_scale": row_scale, "col_scale": col_scale}
         return graph.aggregate_with_own(x, own, edge_weight, k=k, **options)
     tensors = tensors_of(graph, x)
@@ -144,7 +144,7 @@ def propagate(
     Deterministic, backward too.  ``aggregate_with_own`` computes the same in three nodes and as
     many passes over the result.
     """
-    if isinstance(graph, Shared) and graph.whole is None:
+    if isinstance(graph, Shared) and graph.complete is None:
         options = {"edge_weight": edge_weight, "without": without, "bias": bias}
         return graph.propagate(x, scale, own, **options)
     tensors = tensors_of(graph, x)

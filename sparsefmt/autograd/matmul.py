@@ -19,7 +19,7 @@ from ..ops.engine.table import SCALES, Op
 from ..ops.matmul.api import REDUCTIONS, summed
 from .engine.checks import TENSORS
 from .engine.library import LibraryOp
-from .engine.recording import Ctx, apart, once, recorded, taped
+from .engine.recording import Ctx, apart, once_differentiable, recorded, taped
 from .tensors.order import in_csr_order, in_own_order
 from .tensors.prepare import GraphLike, tensors_of
 from .tensors.shared import Shared
@@ -102,7 +102,7 @@ def spmm(
     """
     if type(reduce) is not str or reduce not in REDUCTIONS:
         word("reduce", reduce, REDUCTIONS)
-    if isinstance(graph, Shared) and graph.whole is None:
+    if isinstance(graph, Shared) and graph.complete is None:
         scales = {"row_scale": row_scale, "col_scale": col_scale}
         return graph.spmm(x, edge_weight, reduce=reduce, **scales)
     tensors = tensors_of(graph, x)
@@ -127,7 +127,7 @@ def operands(
 
     Without ``edge_weight`` the values are the graph's own; they stay in the user's order.
     """
-    if isinstance(graph, Shared) and graph.whole is None:
+    if isinstance(graph, Shared) and graph.complete is None:
         return graph.operands(x, edge_weight, row_scale, col_scale)
     tensors = tensors_of(graph, x)
     args = {"edge_weight": edge_weight, "row_scale": row_scale, "col_scale": col_scale}
@@ -251,7 +251,7 @@ class _SpmmArg(Function):
     def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, *factors, arg = ctx.saved_tensors
         tensors, needs = ctx.tensors.current(), ctx.needs_input_grad
-        gradient = partial(once, ctx.reduce, refusal=_NOT_AGAIN)
+        gradient = partial(once_differentiable, ctx.reduce, refusal=_NOT_AGAIN)
         dx = dv = dr = dc = None
         if needs[0]:
             side = tensors.columns

@@ -13,7 +13,7 @@ from ..ops.sampling.options import SampleOptions
 from .engine import checks as _check
 from .engine.library import LibraryOp
 from .engine.memory import sums_dtype
-from .engine.recording import apart, once, recorded
+from .engine.recording import apart, once_differentiable, recorded
 from .matmul import csr_operands
 from .tensors.prepare import GraphLike, tensors_of
 from .tensors.shared import Shared
@@ -90,7 +90,7 @@ def sampled_aggregate(
     flag("mean", mean)
     flag("rescale", rescale)
     sampling_options.refuse_both(mean, rescale)
-    if isinstance(graph, Shared) and graph.whole is None:
+    if isinstance(graph, Shared) and graph.complete is None:
         drawing = {"strategy": strategy, "seed": seed, "mean": mean, "rescale": rescale}
         scales = {"row_scale": row_scale, "col_scale": col_scale}
         return graph.sampled_aggregate(x, width, edge_weight, **drawing, **scales)
@@ -175,7 +175,7 @@ class _Sampled(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, values, *scales = ctx.saved_tensors
         side, options = ctx.tensors.current().rows, (*scales, *ctx.options)
-        gradient = partial(once, "sampled_aggregate", instead=_INSTEAD)
+        gradient = partial(once_differentiable, "sampled_aggregate", instead=_INSTEAD)
         dx = dv = None
         if ctx.needs_input_grad[0]:
             dx = gradient(SPMM_SAMPLED_DX, side, grad, values, *options)

@@ -131,7 +131,7 @@ class DistGraph(Shared):
         #: All entries of the rows: (n_local, n_sources + n_halo), own vertices first.
         self.local = numbered_graph(columns, rows, self.n_sources + n_halo, self.n_local)
         #: The graph itself, if there is one rank only: layers take it then.
-        self.whole = self.local if len(self.bounds) == 2 else None
+        self.complete = self.local if len(self.bounds) == 2 else None
         self._is_local = own = columns < self.n_sources
         #: The graph of the edges whose source is on this rank.
         self.own = numbered_graph(columns[own], rows[own], self.n_sources, self.n_local)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..autograd import spmm
-from ..autograd.engine.recording import once
+from ..autograd.engine.recording import once_differentiable
 from ..autograd.tensors.edge_index import state_of
 from ..errors import DtypeError, IndexRangeError, ShapeError, UnsupportedError
 from ..formats import checks
@@ -296,7 +296,7 @@ class _Start(Function):
 
     @staticmethod
     def backward(ctx: Ctx, like: Tensor) -> tuple[Tensor, None]:
-        return once(EXCHANGED, ctx.exchange.add_up, like, instead=INSTEAD), None
+        return once_differentiable(EXCHANGED, ctx.exchange.add_up, like, instead=INSTEAD), None
 
 
 class _Finish(Function):
@@ -315,7 +315,7 @@ class _Finish(Function):
             ctx.exchange.back = halo.exchanged(grad.contiguous(), halo.received, halo.sent)
             return grad.new_empty(0)
 
-        return once(EXCHANGED, send_home, grad, instead=INSTEAD), None
+        return once_differentiable(EXCHANGED, send_home, grad, instead=INSTEAD), None
 
 
 def check_edges(edge_index: object, n_sources: int, targets: slice, rank: int) -> None:

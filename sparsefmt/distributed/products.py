@@ -10,7 +10,7 @@ from ..autograd import spmm
 from ..autograd.cbsr import choose_features, features_to_keep, spgemm
 from ..autograd.engine import library
 from ..autograd.engine.checks import TENSORS
-from ..autograd.engine.recording import once
+from ..autograd.engine.recording import once_differentiable
 from ..autograd.matmul import SPMM, check_scales, csr_operands, multiply
 from ..autograd.tensors.prepare import tensors_of
 from ..autograd.tensors.shared import Shared
@@ -78,10 +78,10 @@ def dist_spmm(
         raise DtypeError(
             f"graph is a {type(graph).__name__}: give a DistGraph, or use autograd.spmm."
         )
-    if graph.whole is not None:
+    if graph.complete is not None:
         checked_weights(graph, x, edge_weight, reduce, split=False)
         scales = {"row_scale": row_scale, "col_scale": col_scale}
-        return spmm(graph.whole, x, edge_weight, reduce=reduce, **scales)
+        return spmm(graph.complete, x, edge_weight, reduce=reduce, **scales)
     weights = _agreed(graph, x, edge_weight, reduce, None, row_scale, col_scale)
     if x.requires_grad:  # a constant tensor that is exchanged once stays the same
         (x,) = library.narrowed(x.device.type, x)
@@ -267,4 +267,4 @@ class _Product(Function):
                 dx = SPMM(tensors_of(halo.home).rows, received, *sums, "sum", dx, None, False, None)
             return dx
 
-        return once(EXCHANGED, gradient, grad, instead=INSTEAD), *(None,) * 4
+        return once_differentiable(EXCHANGED, gradient, grad, instead=INSTEAD), *(None,) * 4

@@ -203,8 +203,8 @@ def optimize(
     ``eps.data``, is not seen, since torch counts no version of it: write to the tensor itself.
     """
     dist = shared(graph)
-    if dist is not None and dist.whole is not None:
-        graph, dist = dist.whole, None
+    if dist is not None and dist.complete is not None:
+        graph, dist = dist.complete, None
     check = partial(_checked, model, graph, x, training, steps, mode)
     agreed = None
     if dist is not None:

@@ -121,7 +121,7 @@ class Ends(NamedTuple):
 
 def ends_of(x: Any, edge_index: GraphLike, size: Any) -> Ends:
     """Check features of one or both ends, and a ``size``, with the graph between them."""
-    shared = isinstance(edge_index, Shared) and edge_index.whole is None
+    shared = isinstance(edge_index, Shared) and edge_index.complete is None
     if isinstance(x, Tensor) and size is None and not shared:
         rows = x if x.dim() == 2 else by_vertex(x)
         graph = as_graph(edge_index, rows, name="edge_index")

@@ -131,7 +131,7 @@ class RGCNConv(Passing):
         source, target = self._ends(x)
         graph: Any = edge_index
         dist = shared(graph)
-        if dist is not None and dist.whole is None:
+        if dist is not None and dist.complete is None:
             graph, source, target = self._local_part(graph, source, target)
         size = None if target is None else (len(source), len(target))
         if not is_graph(graph):  # nor remembered

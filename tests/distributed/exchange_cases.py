@@ -252,7 +252,7 @@ def of_products(graph: DistGraph, whole: Graph, x: Tensor) -> Refusals:
     types = torch.zeros(graph.local.nnz, dtype=torch.int64)
     heads = torch.ones(graph.local.nnz, 2, dtype=torch.float64)
     attention = partial(gat_aggregate, graph, x, x[:, 0], x[:, 0])
-    shared = [(attention, "UnsupportedError", "GATConv")] if graph.whole is None else []
+    shared = [(attention, "UnsupportedError", "GATConv")] if graph.complete is None else []
     return [
         *shared,
         (lambda: dist_spmm(graph, x, reduce="max"), "UnsupportedError", "reduce"),

@@ -360,7 +360,7 @@ def test_work_runs_on_the_current_stream_and_can_be_captured(strategy):
     how = {"strategy": strategy, "seed": 3}
     with stream:
         ops.spmm_sampled(B, source, 4, out=out, **how)
-        assert "chunks" not in B._built().found
+        assert "chunks" not in B._built().parts
         stream.synchronize()
         stream.begin_capture()
         ops.spmm_sampled(B, source, 4, out=out, **how)

@@ -59,7 +59,7 @@ def _spmm_sampled_dx_on_cuda(
     t_indptr, rows, perm = _transposed(cols, None if values is None else entries, rows, S.n_cols)
     places = t_indptr.data_ptr(), rows.data_ptr()
     T = Structure(S.n_cols, S.n_rows, rows.shape[0], S.index_dtype, *places, *[0] * 7)
-    T._decided = S.once(_of_transposes, room)
+    T._decided = S.cached(_of_transposes, room)
     factors = _row_factors(indptr, row_scale, sums_dtype(grad), sampling)
     return call(sampling_cuda.spmm_sampled, T, grad, values, col_scale, factors, perm=perm)
 
@@ -170,8 +170,8 @@ def _inverse(S: Structure, perm: Tensor) -> Array | None:
     if built is None:
         return None
     with built.lock:
-        if ("perm", place) not in built.found:  # while it is there, nothing else lies at its place
-            built.found["perm", place] = perm
+        if ("perm", place) not in built.parts:  # while it is there, nothing else lies at its place
+            built.parts["perm", place] = perm
             return None
 
     def build() -> Array:
@@ -181,7 +181,7 @@ def _inverse(S: Structure, perm: Tensor) -> Array | None:
         finish(array)  # synchronize!
         return result
 
-    cached: Array | None = built.found.get(("inverse", place))
+    cached: Array | None = built.parts.get(("inverse", place))
     if cached is None and not torch.cuda.is_current_stream_capturing():
         cached = built.ask(("inverse", place), build)
     return cached

@@ -42,7 +42,7 @@ class Deciding:
 
     _decided: dict[Hashable, Any]
 
-    def once(self, decide: Callable[..., Decided], *case: Hashable) -> Decided:
+    def cached(self, decide: Callable[..., Decided], *case: Hashable) -> Decided:
         """Return ``decide(self, *case)``, looked up from the second call on.
 
         For what does not depend on where the features of a call lie, such as its kernel and grid.
@@ -116,7 +116,7 @@ def structure_of(A: CSR | Structure) -> Structure:
     if isinstance(A, Structure):
         return A
     built = A._built()
-    return built.found.get("structure") or built.ask(
+    return built.parts.get("structure") or built.ask(
         "structure", lambda: _structure(A, chunk_pointers(A.chunks).values())
     )
 
@@ -153,7 +153,7 @@ def without_chunks(A: CSR | Structure, *_: Any, **__: Any) -> Structure:
     if isinstance(A, Structure):
         return A
     built = A._built()
-    return built.found.get("without chunks") or built.ask(
+    return built.parts.get("without chunks") or built.ask(
         "without chunks", lambda: _structure(A, [0] * 7)
     )
 
@@ -222,7 +222,7 @@ def built_at(S: Structure) -> BuiltThere | None:
 def has_tiles(S: Structure) -> bool:
     """Return True if tiles were prepared for the structure."""
     built = built_at(S)
-    return built is not None and "tiles" in built.found
+    return built is not None and "tiles" in built.parts
 
 
 def csr_of(A: CSR | Structure) -> CSR | None:

@@ -93,10 +93,10 @@ def _structure(
     if isinstance(A, Structure):
         return exact(A)  # whether rows are cut decides the kernel
     built = A._built()
-    if width * A.n_rows < A.nnz and "chunks" not in built.found:
+    if width * A.n_rows < A.nnz and "chunks" not in built.parts:
         return without_chunks(A)
     # Torch traces calls without the longest row, and those of eager mode are to add up alike.
-    return built.found.get("structure of sampled rows") or built.ask(
+    return built.parts.get("structure of sampled rows") or built.ask(
         "structure of sampled rows", lambda: replace(structure_of(A), longest=A.chunks.longest)
     )
 

@@ -233,7 +233,7 @@ class PreparedTiles:
 
     def operands(self, costs: Costs) -> Operands | None:
         """Return the operands; None where no entry pays, or a capture would have to build them."""
-        result = self._built.found
+        result = self._built.parts
         if costs not in result and not memory_of(self._shares).capturing():
             self._built.ask(costs, lambda: self.build(costs))
         return result.get(costs)
@@ -265,7 +265,7 @@ def tiles_of(A: Format | Structure) -> OwnTiles | PreparedTiles | None:
     """Find the tiles that a matrix brings, or that were prepared for it; None without any."""
     if type(A) is Structure:
         built = built_at(A) if tiled else None
-        return None if built is None else built.found.get("tiles")
+        return None if built is None else built.parts.get("tiles")
     return OwnTiles(A) if isinstance(A, SGT) else None
 
 

@@ -352,7 +352,7 @@ def _unprepared(
     if narrow is True:
         return partial(_round_first, launcher, 2)
     if case.edges and of_edges and S.alike is not None:  # products depend on the number of entries
-        return lambda S, *args, **options: call(launcher, S.once(replace), *args, **options)
+        return lambda S, *args, **options: call(launcher, S.cached(replace), *args, **options)
     return None
 
 
