@@ -33,7 +33,7 @@ NAMES = {("base.py", "other"), ("planner.py", "once")}
 
 def name_of(node: ast.AST) -> str:
     """Return the name that a node binds: a function's, a parameter's, a variable's or a field's."""
-    if isinstance(node, (*FUNCTION, ast.ClassDef)):
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return node.name
     if isinstance(node, ast.arg):
         return node.arg

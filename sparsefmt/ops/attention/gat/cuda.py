@@ -113,7 +113,7 @@ class Case(NamedTuple):
 
 
 def _case_of(
-    m: Memory, args: GatArguments | VectorArguments, shape: tuple[int, int], narrow: Any = False
+    m: Memory, args: GatArguments | VectorArguments, shape: tuple[int, int], narrow: bool = False
 ) -> Case:
     """Read the case of a call from its arguments; ``shape`` are heads and features."""
     bias = getattr(args, "bias", None) if shape[1] else None
@@ -129,7 +129,7 @@ def _case_of(
 
 def _prepare(
     S: Structure, m: Memory, *arguments: Any, train: bool, out: Array | None = None,
-    narrow: Any = False, **_: Any,
+    narrow: bool = False, **_: Any,
 ) -> Any:  # fmt: skip
     """Prepare ``out[i, k] = sum of M[e, k] P[e, k] h[j, k]``, of ``GatArguments``.
 
@@ -229,7 +229,7 @@ def gat_attention(
 
 
 def _prepare_of_vectors(
-    S: Structure, m: Memory, *arguments: Any, train: bool, narrow: Any = False
+    S: Structure, m: Memory, *arguments: Any, train: bool, narrow: bool = False
 ) -> Any:
     """Prepare ``gat`` of the scores ``<h, source>`` and ``<h, target>`` of each row and head.
 
@@ -279,7 +279,7 @@ def _vector(m: Memory, case: Case, *arrays: Array | None) -> int:
 @launcher(sizes=sizes, in_place=(), names=GatArguments._fields, structures=2)
 def gat_backward(
     S: Structure, m: Memory, T: Structure, grad: Array, result: Array | None, plus: Array | None,
-    statistics: Array | None, of_edges: bool, *arguments: Any, narrow: Any = False, **_: Any,
+    statistics: Array | None, of_edges: bool, *arguments: Any, narrow: bool = False, **_: Any,
 ) -> Any:  # fmt: skip
     """Prepare gradients of ``h, el, er, loop_edges, edges``: empty if not given or not wanted.
 
@@ -310,7 +310,7 @@ def gat_backward(
 @launcher(sizes=sizes, in_place=(), names=VectorArguments._fields, structures=2)
 def gat_of_vectors_backward(
     S: Structure, m: Memory, T: Structure, grad: Array, result: Array, plus: Array, of_rows: Array,
-    of_edges: bool, *arguments: Any, narrow: Any = False,
+    of_edges: bool, *arguments: Any, narrow: bool = False,
 ) -> Any:  # fmt: skip
     """Prepare gradients of ``h``, ``source, target, bias`` in one, ``loop_edges``, ``edges``."""
     args = VectorArguments(*arguments)
