@@ -226,7 +226,7 @@ REFUSED = [
         "x has 9 rows but the graph has 6 columns",
     ),
     (lambda: sampled_aggregate(GRAPH, X.numpy(), 3), DtypeError, "x is a ndarray: give a torch.Te"),
-    (lambda: sampled_aggregate(GRAPH, X, 3, A[1:]), ShapeError, "edge_weight has shape .* stored"),
+    (lambda: sampled_aggregate(GRAPH, X, 3, A[1:]), ShapeError, "edge_weight has shape .* stores"),
     (lambda: sampled_aggregate(GRAPH, X, A), DtypeError, "width is a Tensor: give an integer"),
     (lambda: refused(width=0), ShapeError, "width is 0: give the most entries of a row"),
     (lambda: refused(width=-(10**9999)), ShapeError, "width is less than any int64: give the most"),
@@ -265,7 +265,7 @@ REFUSED = [
         DeviceError,
         "seed is on meta but the graph is on cpu: make it there",
     ),
-    (lambda: refused(row_scale=X[:, 0]), ShapeError, r"row_scale has shape \(6,\).* 9 rows"),
+    (lambda: refused(row_scale=X[:, 0]), ShapeError, r"row_scale has shape \(6,\).* \(9, 6\)"),
     (lambda: refused(col_scale=X[:, 0].half()), DtypeError, "col_scale is torch.float16"),
 ]
 

@@ -148,10 +148,8 @@ def _aggregate_backward_of_graph(
     if tiled and not (against_spmm(S, *product) and against_sddmm(S, x, grad)):
         dx = call(SPMM, S, *product)
         return dx, call(SDDMM, S, x, grad, col_scale, row_scale, perm=perm)
-    inverse = None
-    if perm is not None and S.nnz >= cuda_aggregate.APART:  # the least of all
-        if cuda_aggregate.goes_apart(S, NAMES[x.dtype], x.shape[1], inverse=True):
-            inverse = _inverse(S, perm)
+    apart = cuda_aggregate.goes_apart(S, NAMES[x.dtype], x.shape[1], inverse=True)
+    inverse = _inverse(S, perm) if apart and perm is not None else None
     arrays = values, perm, row_scale, col_scale
     return cuda_aggregate.aggregate_backward(S, x, grad, *arrays, inverse=inverse)
 

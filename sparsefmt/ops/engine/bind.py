@@ -213,14 +213,15 @@ class Arrays:
     def features(self, name: str, x: Any, arg: Arg, A: Any, size: int, like: Named | None) -> str:
         """Return what is wrong with the shape of features."""
         axis, shape = _AXES[arg.rows], tuple(x.shape)
+        has = arg.axes.count  # Dynamo guards no numbers for ``in``
         if x.ndim == 0:
             return (
                 f"is a single {x.dtype}, of shape (): give a matrix, one row per {axis} of "
                 f"{self.matrix}"
             )
-        if x.ndim not in arg.axes:
+        if not has(x.ndim):
             hint = f"{name}[:, None]" if x.ndim == 1 else f"{name}.reshape(len({name}), -1)"
-            shapes = "(rows, feat)" + " or (rows, heads, feat)" * (3 in arg.axes)
+            shapes = "(rows, feat)" + " or (rows, heads, feat)" * has(3)
             return f"has shape {shape}: give {shapes}, such as {hint}"
         if shape[0] != size:
             return (
@@ -251,11 +252,11 @@ class Arrays:
 
     def entries(self, name: str, x: Any, arg: Arg, A: Any, size: int, like: Named | None) -> str:
         """Return what is wrong with the shape of values, or rows, of entries."""
-        shape = tuple(x.shape)
-        if x.ndim not in arg.axes or shape[0] != size:
-            shapes = f"({size},)" if 1 in arg.axes else f"({size}, feat)"
-            shapes += f" or ({size}, heads)" * (1 in arg.axes and 2 in arg.axes)
-            if 1 not in arg.axes and x.ndim == 1:
+        shape, has = tuple(x.shape), arg.axes.count
+        if not has(x.ndim) or shape[0] != size:
+            shapes = f"({size},)" if has(1) else f"({size}, feat)"
+            shapes += f" or ({size}, heads)" * (has(1) and has(2))
+            if not has(1) and x.ndim == 1:
                 shapes += f", {name}[:, None] for instance"
             stores = f"has shape {shape} but {self.matrix} stores {size} entries"
             return f"{stores}: give {shapes}, {self.order}"
@@ -264,7 +265,7 @@ class Arrays:
             if heads != of_like:
                 same = f"give both the same, or {like[0]} of shape (n_cols, feat) for all heads"
                 return f"has {heads} heads but {like[0]} has {of_like}: {same}"
-        if like and arg.behind and 1 in arg.axes and x.shape != like[1].shape:
+        if like and arg.behind and has(1) and x.shape != like[1].shape:
             return f"has shape {shape} but {like[0]} {tuple(like[1].shape)}: give the same"
         return self._unlike(x, arg, like)
 

@@ -341,10 +341,10 @@ def convert_to_csr(op: str) -> Kernel:
 
     def run_on_csr(A: Format, *args: Any, **options: Any) -> Any:
         row, (B, perm) = table.find(op), numbered_csr(A)
+        names = row.names[: len(args)]
         if "values" in options:
             options["values"] = B.data
-        elif "values" in row.names[: len(args)]:
-            at = row.names.index("values")
+        elif "values" in names and args[at := names.index("values")] is A.data:
             args = (*args[:at], B.data, *args[at + 1 :])
         if perm is None:
             return call(row, B, *args, **options)

@@ -129,8 +129,7 @@ def aggregate_backward(
             if dself is None:
                 fill(at.dx, T.n_rows * feat * ITEMSIZE[dtype], 0, stream)
             return dx, da
-        apart = perm is not None and T.nnz >= APART  # the least of all
-        apart = apart and goes_apart(T, dtype, feat, inverse=inverse is not None)
+        apart = perm is not None and goes_apart(T, dtype, feat, inverse=inverse is not None)
         weights = SCALED if at.row_scale or at.col_scale else WEIGHTED if at.values else UNWEIGHTED
         case = dtype, feat, strides, (at.x | at.grad | at.dx) % 16, weights
         (dots, moved, nbytes), launches = T.cached(_launches, *case, apart, at.values > 0)
