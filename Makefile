@@ -48,9 +48,10 @@ soak:  ## each layer for STEPS=20000 steps: memory, files and threads stay flat 
 mutants:  ## COUNT=500 seeded changes of the formats and readers: the tests must see 85 % (JOBS=2)
 	$(PYTHON) tests/mutants/run.py --count $(COUNT) --jobs $(JOBS)
 
-lint: $(VENV)/.test  ## ruff and mypy
+lint: $(VENV)/.test  ## ruff, import-linter and mypy
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/lint-imports --no-cache --no-logo
 	$(VENV)/bin/mypy
 
 bench:  ## one benchmark (NAME=convert), with its correctness check
