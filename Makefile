@@ -7,6 +7,9 @@ PYTHON ?= $(shell test -x $(VENV)/bin/python && echo $(VENV)/bin/python || echo 
 # What covers the format layer; a tracer would slow down the tests of the layers above by half.
 COVERED := $(addprefix tests/,engine formats house interop io tools)
 PYTEST := $(VENV)/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+# The least versions that pyproject.toml allows, of Python too.
+LOWEST := .venv-lowest
+LOWEST_PYTHON ?= python3.11
 NAME ?= convert
 GRAPH ?=
 SECONDS ?= 600
@@ -17,7 +20,7 @@ COUNT ?= 500
 # Hundreds of processes of the tests import the library: what the first compiles, the others find.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-all test-gpu sanitize fuzz soak mutants lint bench clean
+.PHONY: help demo test test-all test-lowest test-gpu sanitize fuzz soak mutants lint bench clean
 
 help:  ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /: /'
@@ -32,6 +35,10 @@ test: lint  ## everything that needs no GPU: style, types, tests, coverage of th
 test-all: lint  ## `make test`, and the full grids: every instantiation for every architecture
 	$(PYTEST) -m "not gpu" --cov --cov-fail-under=95 $(COVERED)
 	$(PYTEST) -m "not gpu" $(addprefix --ignore=,$(COVERED))
+
+test-lowest: $(LOWEST)/.test  ## formats, readers and laws with the least versions that are allowed, without torch
+	$(LOWEST)/bin/python -m pytest -n auto -m "not gpu and not grid" \
+	    tests/formats tests/io $(wildcard tests/laws/test_laws_of_operations.py)
 
 test-gpu:  ## the tests that need a CUDA device, with .venv's Python or else python3
 	$(PYTHON) -m pytest -m gpu
@@ -48,16 +55,17 @@ soak:  ## each layer for STEPS=20000 steps: memory, files and threads stay flat 
 mutants:  ## COUNT=500 seeded changes of the formats and readers: the tests must see 85 % (JOBS=2)
 	$(PYTHON) tests/mutants/run.py --count $(COUNT) --jobs $(JOBS)
 
-lint: $(VENV)/.test  ## ruff and mypy
+lint: $(VENV)/.test  ## ruff, import-linter and mypy
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/lint-imports --no-cache --no-logo
 	$(VENV)/bin/mypy
 
 bench:  ## one benchmark (NAME=convert), with its correctness check
 	$(PYTHON) -m benchmarks $(NAME)
 
 clean:  ## remove what these targets made, .venv too
-	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*
+	rm -rf $(VENV) $(LOWEST) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*
 
 $(VENV)/bin/python:
 	$(PYTHON3) -m venv $(VENV)
@@ -67,6 +75,12 @@ $(VENV)/bin/python:
 $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(VENV)/bin/pip install --quiet --no-compile --constraint constraints.txt --editable '.[test,dev]'
 	touch $@ $(VENV)/.demo
+
+$(LOWEST)/.test: pyproject.toml
+	$(LOWEST_PYTHON) -m venv $(LOWEST)
+	grep -oE '[A-Za-z0-9_-]+>=[0-9.]+' $< | sed 's/>=/==/' > $(LOWEST)/pins.txt
+	$(LOWEST)/bin/pip install --quiet --no-compile --constraint $(LOWEST)/pins.txt --editable '.[test-arrays]'
+	touch $@
 
 # The CUDA version of the driver picks the CuPy extra; without a driver, or if CuPy cannot be
 # installed, the demo runs on NumPy.

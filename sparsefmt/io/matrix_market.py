@@ -222,7 +222,7 @@ def _scipy_errors(path: Path, sizes_line: int | None = None) -> Iterator[None]:
         yield
     except FileFormatError:
         raise
-    except (ValueError, OverflowError, TypeError, IndexError, RuntimeError) as error:
+    except (ValueError, OverflowError, IndexError, RuntimeError) as error:
         match = re.fullmatch(r"(?:Line (\d+): )?(.*?)\.?", str(error), re.DOTALL)
         line, text = match.groups() if match else (None, str(error))
         line = line if line == "1" or sizes_line is None else sizes_line

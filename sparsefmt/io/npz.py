@@ -162,8 +162,9 @@ class _Archive:
     def load(self, name: str) -> Array:
         """Read the array of that name."""
         if name not in self.members:
+            present = repr(", ".join(self.members))[1:-1] or "none"  # on one line
             raise self.fault(
-                f'member "{name}" is missing (there are {", ".join(self.members) or "none"}): '
+                f'member "{name}" is missing (there are {present}): '
                 "write indptr, indices and shape, or use sparsefmt.write.",
             )
         info = self.members[name]

@@ -1,13 +1,15 @@
 """Maps of layers: which may be read as a weight and a bias, and which have to be called."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import Linear, Module, Parameter
 from torch.nn.modules import module as modules
 
-_has_any_global_hook: Any = modules._has_any_global_hook
+#: Hooks of all modules, by their kind: torch 2.6 has no function that asks for any.
+_GLOBAL_HOOKS = [
+    getattr(modules, f"_global_{kind}_hooks")
+    for kind in ("forward_pre", "forward", "backward_pre", "backward")
+]
 _TENSORS = (Tensor, Parameter)
 _FORWARD = Linear.forward
 #: PyG's own linear map, which may not be there to be imported.
@@ -22,7 +24,7 @@ def calls_forward_alone(module: Module, kind: type[Module] = Linear) -> bool:
         or module._backward_hooks
         or module._backward_pre_hooks
         or "forward" in module.__dict__
-        or _has_any_global_hook()
+        or any(_GLOBAL_HOOKS)
     )
 
 
@@ -49,7 +51,7 @@ def read_map(layer: Module | None) -> tuple[Tensor, Tensor | None] | None:
         or "forward" in attributes
         or "weight" in attributes  # plain tensors may stand in their place
         or "bias" in attributes
-        or _has_any_global_hook()
+        or any(_GLOBAL_HOOKS)
     ):
         return None
     parameters = attributes["_parameters"]

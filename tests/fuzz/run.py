@@ -1,7 +1,10 @@
 """Fuzz the readers and sequences of calls: ``make fuzz``, or ``python tests/fuzz/run.py --help``.
 
-Rounds of hypothesis with a seed each, in a process for each target, until the time is up.  A round
-that finds something shrinks it, prints it and the command that repeats it; the run ends with 1.
+A process for each target, until its share of the time is up; the run ends with 1 if one finds
+something.  ``readers`` and ``calls`` are rounds of hypothesis with a seed each: a round that finds
+something shrinks it, prints it and the command that repeats it.  ``bytes`` is atheris, which goes
+on with files that reach other branches of the readers, and prints a finding as a line of
+``corpus.txt``: ``test_fuzz.py`` repeats what that holds.
 """
 
 import argparse
@@ -13,13 +16,17 @@ import sys
 import tempfile
 import time
 import warnings
+from base64 import b64encode
+from contextlib import redirect_stderr
+from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 
 #: Examples of a round.
-EXAMPLES = {"readers": 400, "calls": 25}
+EXAMPLES = {"readers": 400, "bytes": 20_000, "calls": 25}
 STEPS = 20
 #: Address space that a reader may take beyond what the process has when it begins.
 ADDRESS_SPACE = 2**30
@@ -30,20 +37,25 @@ PERTURB = {"MALLOC_PERTURB_": "128"}
 
 
 def main() -> int:
-    """Run both targets, each for its share of the time; 0 if nothing was found."""
-    given = arguments()
-    if given.child:
-        return work(given)
-    seed = int(time.time()) % 10**6 if given.seed is None else given.seed
-    targets = [given.only] if given.only else list(EXAMPLES)
-    print(f"seed {seed}, {given.seconds} s, {' and '.join(targets)}, on {given.device}", flush=True)
-    return max(watched(target, seed, given, given.seconds / len(targets)) for target in targets)
+    """Run the targets, each for its share of the time; 0 if nothing was found."""
+    args = arguments()
+    if args.child:
+        return work(args)
+    seed = int(time.time()) % 10**6 if args.seed is None else args.seed
+    targets = [args.only] if args.only else list(EXAMPLES)
+    if not find_spec("atheris"):
+        targets = [name for name in targets if name != "bytes"]
+        print("bytes: left out, atheris is not installed")
+    print(f"seed {seed}, {args.seconds} s, {' and '.join(targets)}, on {args.device}", flush=True)
+    return max(
+        [watched(one, seed, args, args.seconds / len(targets)) for one in targets], default=1
+    )
 
 
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("only", nargs="?", choices=sorted(EXAMPLES), help="one target; or both")
+    parser.add_argument("only", nargs="?", choices=sorted(EXAMPLES), help="one target; or all")
     parser.add_argument("--seconds", type=float, default=600, help="for all of it")
     parser.add_argument("--seed", type=int, help="of the first round; by default the time's")
     parser.add_argument("--rounds", type=int, help="so many at most; 1 repeats a finding")
@@ -54,17 +66,16 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def watched(target: str, seed: int, given: argparse.Namespace, seconds: float) -> int:
-    """Run a target in a process of its own, and say so where it dies or hangs."""
+def watched(target: str, seed: int, args: argparse.Namespace, seconds: float) -> int:
+    """Run a target in a process of its own, and print it if that dies or hangs."""
     command = [sys.executable, __file__, target, "--child", f"--seed={seed}"]
-    command += [f"--seconds={seconds}", f"--device={given.device}"]
-    command += [f"--{name}={getattr(given, name)}" for name in ("rounds", "examples")
-                if getattr(given, name)]  # fmt: skip
-    command += ["--keep"] * given.keep
+    command += [f"--seconds={seconds}", f"--device={args.device}", *["--keep"] * args.keep]
+    command += [f"--{name}={getattr(args, name)}" for name in ("rounds", "examples")
+                if getattr(args, name)]  # fmt: skip
     threads = {f"{pool}_NUM_THREADS": "1" for pool in ("OMP", "OPENBLAS", "MKL", "NUMBA")}
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, **threads, **PERTURB, "TMPDIR": folder}
-        child = subprocess.Popen(command, env=environment)
+        child = subprocess.Popen(command, env=environment, cwd=folder)
         try:
             code = child.wait(timeout=seconds + SILENT)
         except subprocess.TimeoutExpired:
@@ -79,30 +90,32 @@ def watched(target: str, seed: int, given: argparse.Namespace, seconds: float) -
     return int(code != 0)
 
 
-def work(given: argparse.Namespace) -> int:
+def work(args: argparse.Namespace) -> int:
     """Go through rounds until the time is up; in a process that ``watched`` started."""
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", message="`torch.jit", category=DeprecationWarning)
-    end, examples = time.monotonic() + given.seconds, given.examples or EXAMPLES[given.only]
-    run, report = TARGETS[given.only](given)
+    end, examples = time.monotonic() + args.seconds, args.examples or EXAMPLES[args.only]
+    if args.only == "bytes":
+        guided(args, examples)
+    run, report = (of_readers if args.only == "readers" else of_calls)(args)
     place = 0
-    while time.monotonic() < end and (given.rounds is None or place < given.rounds):
-        seed = given.seed + place
+    while time.monotonic() < end and (args.rounds is None or place < args.rounds):
+        seed = args.seed + place
         try:
             run(seed, examples)
         except BaseException:
-            print(f"\n{given.only}: found by seed {seed}; once more, and smaller:\n  python "
-                  f"tests/fuzz/run.py {given.only} --seed {seed} --rounds 1 --examples {examples} "
-                  f"--device {given.device}\n", flush=True)  # fmt: skip
+            print(f"\n{args.only}: found by seed {seed}; once more, and smaller:\n  python "
+                  f"tests/fuzz/run.py {args.only} --seed {seed} --rounds 1 --examples {examples} "
+                  f"--device {args.device}\n", flush=True)  # fmt: skip
             raise
         place += 1
-    print(f"{given.only}: {place} rounds of {examples}, seeds {given.seed} to "
-          f"{given.seed + place - 1}, nothing found; {report()}", flush=True)  # fmt: skip
+    print(f"{args.only}: {place} rounds of {examples}, seeds {args.seed} to "
+          f"{args.seed + place - 1}, nothing found; {report()}", flush=True)  # fmt: skip
     return 0
 
 
 def settings(examples: int, **others: object):
-    """Options of hypothesis for a round, which is not slow to shrink."""
+    """Return options of hypothesis for a round, which is not slow to shrink."""
     import hypothesis
     from hypothesis.internal.conjecture import engine
 
@@ -118,8 +131,35 @@ def settings(examples: int, **others: object):
     )
 
 
-def of_readers(given: argparse.Namespace):
-    """Give a function that runs a round of mutated files, and what there is to say in the end."""
+def guided(args: argparse.Namespace, examples: int) -> None:
+    """Let atheris look for files that reach other branches; it ends the process."""
+    import atheris
+
+    with redirect_stderr(StringIO()), atheris.instrument_imports(include=["sparsefmt.io"]):
+        import readers
+    folder, endings = Path(tempfile.mkdtemp()), readers.ENDINGS
+    for place, file in enumerate(readers.seeds()):
+        if file.ending in endings:
+            (folder / str(place)).write_bytes(bytes([endings.index(file.ending)]) + file.content)
+
+    def read_or_refused(data: bytes) -> None:
+        ending, content = endings[(data[0] if data else 0) % len(endings)], data[1:]
+        options = {"format": None, "max_bytes": 2**24}
+        try:
+            readers.outcome(folder.parent, readers.File(ending, content), options)
+        except BaseException:
+            print(f"\nbytes: found\n{ending} {b64encode(content).decode()}", flush=True)
+            raise
+
+    runs = examples * args.rounds if args.rounds else -1
+    options = [f"-max_total_time={args.seconds:.0f}", f"-seed={args.seed}", f"-runs={runs}"]
+    options += ["-max_len=2048", "-verbosity=0", "-print_final_stats=1"]
+    atheris.Setup(["bytes", str(folder), *options], read_or_refused)
+    atheris.Fuzz()
+
+
+def of_readers(args: argparse.Namespace):
+    """Return a function that runs a round of mutated files, and one that returns a report."""
     import readers
     from hypothesis import given as drawing
     from hypothesis import seed as seeded
@@ -135,22 +175,21 @@ def of_readers(given: argparse.Namespace):
         @settings(examples)
         @drawing(readers.files(), readers.OPTIONS)
         def read_or_refused(file: readers.File, options: dict[str, object]) -> None:
-            text = readers.outcome(folder, file, options)
-            key = f"{file.ending}: {text}"
+            key = f"{file.ending}: {readers.outcome(folder, file, options)}"
             if key not in outcomes or len(file.content) < len(outcomes[key].content):
                 outcomes[key] = file
 
         read_or_refused()
 
     def report() -> str:
-        kept = readers.keep([outcomes[key] for key in sorted(outcomes)]) if given.keep else 0
+        kept = readers.keep([outcomes[key] for key in sorted(outcomes)]) if args.keep else 0
         return f"{len(outcomes)} different outcomes, {kept} files kept"
 
     return run, report
 
 
-def of_calls(given: argparse.Namespace):
-    """Give a function that runs a round of sequences of calls, and nothing to say."""
+def of_calls(args: argparse.Namespace):
+    """Return a function that runs a round of sequences of calls, and one that returns a report."""
     import torch
     from devices import poison
     from gradients import Everything
@@ -158,19 +197,15 @@ def of_calls(given: argparse.Namespace):
     from hypothesis.stateful import run_state_machine_as_test
 
     torch.set_num_threads(1)
-    Everything.device = given.device
-    steps = [0]
+    Everything.device = args.device
 
     def run(seed: int, examples: int) -> None:
         options = settings(examples, stateful_step_count=STEPS)
-        with poison(given.device):
+        with poison(args.device):
             run_state_machine_as_test(seeded(seed)(Everything), settings=options)
-        steps[0] += examples
 
-    return run, lambda: f"{steps[0]} sequences of at most {STEPS} calls"
+    return run, lambda: f"sequences of at most {STEPS} calls"
 
-
-TARGETS = {"readers": of_readers, "calls": of_calls}
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -15,22 +15,16 @@ import runpy
 import shlex
 import sys
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [
-    path.relative_to(ROOT).as_posix()
-    for path in (
-        ROOT / "README.md",
-        ROOT / "CONTRIBUTING.md",
-        *sorted((ROOT / "docs").rglob("*.md")),
-    )
-]
+PAGES = ["README.md", "CONTRIBUTING.md"]
+PAGES += [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))]
 #: What a block may need -> words of which a sentence near by must have one.
 NEEDS = {"gpu": ("GPU",), "torch": ("torch", "PyTorch"), "checkout": ("checkout", "clone")}
 LANGUAGES = {"python", "sh", "text"}
@@ -95,13 +89,6 @@ def run_commands(block: Block) -> None:
         assert main(arguments) == 0, f"{block}: {line}"
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A page writes its files here."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 @pytest.mark.parametrize("block", ALL, ids=str)
 def test_a_block_says_what_it_is_and_what_it_needs(block):
     assert block.language in LANGUAGES, f"{block} is {block.language!r}"
@@ -129,12 +116,7 @@ def test_links_lead_somewhere(page):
 
 @pytest.fixture
 def here(monkeypatch):
-    """What there is for blocks on the CPU: torch, which then sees no GPU."""
-    if not find_spec("torch"):
-        yield ()
-        return
-    import torch
-
+    """Return what there is for blocks on the CPU: torch, which then sees no GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     # The default backend needs a C++ compiler; this one traces just the same.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
@@ -146,14 +128,14 @@ def here(monkeypatch):
 # torch's tracer itself instantiates the class that it warns of.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("page", WITH_PYTHON)
-def test_the_blocks_of_a_page_run(page, monkeypatch, folder, here, capsys):
+def test_the_blocks_of_a_page_run(page, monkeypatch, tmp_path, here, capsys):
+    monkeypatch.chdir(tmp_path)
     names = run(page, monkeypatch, *here)
     for name, function in names.items():
         if name.startswith("test_"):
             function()
-    check = CHECKS.get(page)
-    if check:
-        check(names, capsys.readouterr().out)
+    if page in CHECKS:
+        CHECKS[page](names, capsys.readouterr().out)
 
 
 def check_operations(_: dict[str, Any], said: str) -> None:
@@ -162,9 +144,8 @@ def check_operations(_: dict[str, Any], said: str) -> None:
 
 
 def check_training(names: dict[str, Any], _: str) -> None:
-    if "torch" in names:
-        assert names["loss"].isfinite()
-        assert all(p.grad.isfinite().all() for p in names["model"].parameters())
+    assert names["loss"].isfinite()
+    assert all(p.grad.isfinite().all() for p in names["model"].parameters())
 
 
 CHECKS = {"docs/operations.md": check_operations, "docs/training.md": check_training}
@@ -172,7 +153,8 @@ CHECKS = {"docs/operations.md": check_operations, "docs/training.md": check_trai
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("page", sorted({b.page for b in ALL if b.options.get("needs") == "gpu"}))
-def test_the_blocks_of_a_page_run_on_a_gpu(page, monkeypatch, folder):
+def test_the_blocks_of_a_page_run_on_a_gpu(page, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     run(page, monkeypatch, "gpu")
 
 

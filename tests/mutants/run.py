@@ -7,16 +7,15 @@ two tries.
 
 import argparse
 import ast
-import hashlib
-import json
 import os
+import pickle
 import random
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +27,7 @@ import trial  # noqa: E402
 from mutations import Mutant, mutants, mutated  # noqa: E402
 
 #: Modules to mutate.
-SOURCES = ("formats/*.py", "io/*.py", "graph.py")
+SOURCES = ("formats/*.py", "graph/*.py", "io/*.py")
 #: Modules of kernels for a GPU.
 LEFT = ("faults.py",)
 #: Tests that kill mutants, in groups that take about equally long.
@@ -40,8 +39,6 @@ TESTS = (
 SURVIVORS = HERE / "survivors.txt"
 #: Seconds of tests for each mutant, beside imports; those that are left out killed nothing.
 BUDGET = 30.0
-#: Seconds and lines of each test, from the last run.
-KEPT = trial.ROOT / "build" / "mutants.json"
 
 
 def main() -> int:
@@ -123,55 +120,34 @@ def sampled(given: argparse.Namespace) -> list[Mutant]:
 
 
 def baseline(folder: Path, jobs: int) -> Tests:
-    """Run all tests without a mutant, twice: for their lines, then as mutants have them.
-
-    Seconds and lines are kept for the same sources and tests.
-    """
-    digest = hashlib.sha256()
-    for path in sorted([*trial.PACKAGE.rglob("*.py"), *HERE.parent.rglob("*.py")]):
-        digest.update(path.read_bytes() if path.parent != HERE else b"")
-    if KEPT.is_file():
-        kept = json.loads(KEPT.read_text())
-        if kept["digest"] == digest.hexdigest():
-            lines = {file: whole(one) for file, one in kept["lines"].items()}
-            return Tests(kept["seconds"], lines)
+    """Run all tests without a mutant, twice: for their lines, then as mutants have them."""
     found = Tests()
     for note in noted("lines", lambda group: {"lines_of": files()}, folder, jobs):
         found.seconds.update(note["seconds"])
         for file, lines in note["lines"].items():
             mine = found.lines.setdefault(Path(file).relative_to(trial.PACKAGE).as_posix(), {})
-            for line, tests in whole(lines).items():
-                mine[line] = mine.get(line, []) + tests
-    for note in noted("order", lambda group: unchanged(found, group), folder, jobs):
+            for line, tests in lines.items():
+                mine.setdefault(line, []).extend(tests)
+    quick = sorted(found.seconds, key=found.seconds.__getitem__)
+    unchanged = files()[0], ast.parse(files()[0].read_text())
+
+    def in_another_order(group: tuple[str, ...]) -> dict:
+        chosen = {test: found.seconds[test] for test in quick if test.startswith(group)}
+        return {"changed": unchanged, "chosen": chosen}
+
+    for note in noted("order", in_another_order, folder, jobs):
         found.seconds.update(note["seconds"])
-    KEPT.parent.mkdir(exist_ok=True)
-    KEPT.write_text(json.dumps({"digest": digest.hexdigest(), **vars(found)}))
     return found
 
 
-def unchanged(found: Tests, group: tuple[str, ...]) -> dict:
-    """Give what ``trial.start`` needs for a group's tests in another order and no mutant."""
-    source = files()[0]
-    quick = sorted(found.seconds, key=found.seconds.__getitem__)
-    return {
-        "finder": trial.Finder(source, ast.parse(source.read_text()), trial.ROOT),
-        "chosen": {test: found.seconds[test] for test in quick if test.startswith(group)},
-    }
-
-
-def whole(lines: dict[str, list[str]]) -> dict[int, list[str]]:
-    """Give the lines their numbers back, which JSON writes as strings."""
-    return {int(line): tests for line, tests in lines.items()}
-
-
 def noted(name: str, options: Callable, folder: Path, jobs: int) -> Iterator[dict]:
-    """Run all tests, a child for each group, and give their notes; end if a test fails."""
+    """Run all tests, a child for each group, and yield their notes; end if a test fails."""
     starts = {f"{name}{n}": {"tests": [*group], **options(group)} for n, group in enumerate(TESTS)}
     for child, status in ended(starts, folder, jobs):
         if status:
             print((folder / child / "output").read_text()[-4000:])
             raise SystemExit("the tests fail without a mutant: nothing to report")
-        yield json.loads((folder / child / "note").read_text())
+        yield pickle.loads((folder / child / "note").read_bytes())
 
 
 def ended(starts: dict, folder: Path, jobs: int) -> Iterator[tuple[str, int]]:
@@ -219,9 +195,9 @@ def attempts(
 def options_of(mutant: Mutant, chosen: dict[str, float]) -> dict:
     """Give what ``trial.start`` needs for a mutant."""
     path = trial.PACKAGE / mutant.file
-    finder = trial.Finder(path, mutated(path.read_text(), mutant), trial.ROOT)
     files = dict.fromkeys(test.partition("::")[0] for test in chosen)
-    return {"tests": list(files), "finder": finder, "chosen": chosen}
+    changed = path, mutated(path.read_text(), mutant)
+    return {"tests": list(files), "changed": changed, "chosen": chosen}
 
 
 def outcome(code: int, folder: Path) -> tuple[str, str]:
@@ -236,7 +212,7 @@ def outcome(code: int, folder: Path) -> tuple[str, str]:
     if code < 0:
         return "killed", signal.Signals(-code).name
     if code in (1, 2) and (folder / "note").is_file():
-        return "killed", json.loads((folder / "note").read_text())["failed"]
+        return "killed", pickle.loads((folder / "note").read_bytes())["failed"]
     if code == 0:
         return "survived", ""
     return "survived", f"pytest ended with {code}: {(folder / 'output').read_text()[-300:]}"
@@ -244,36 +220,27 @@ def outcome(code: int, folder: Path) -> tuple[str, str]:
 
 def reasons() -> dict[str, str]:
     """Read why no test can kill some mutants: key -> reason."""
-    if not SURVIVORS.is_file():
-        return {}
     lines = [line for line in SURVIVORS.read_text().splitlines() if line and line[0] != "#"]
     return dict(line.rsplit(" | ", 1) for line in lines)
 
 
 def report(sample: list[Mutant], outcomes: dict[int, tuple[str, str]], seconds: float) -> float:
-    """Print survivors and the table; give the share that is killed of those not equivalent."""
-    known, table, equivalent = reasons(), defaultdict(Counter), 0
+    """Print survivors; return the share that is killed of those not equivalent."""
+    known, ends = reasons(), Counter()
     for number, mutant in sorted(enumerate(sample), key=lambda pair: pair[1].key):
         end, by = outcomes[number]
-        table[mutant.file]["mutants"] += 1
         if end == "survived" and mutant.key in known:
             end = "equivalent"
-        table[mutant.file][end] += 1
-        equivalent += end == "equivalent"
+        ends[end] += 1
         if end == "survived":
             print(f"\nsurvived: {mutant.key}" + f" ({by})" * bool(by))
             print(f"{mutant.file}:{mutant.lines[0]}\n-{mutant.before}\n+{mutant.after}")
         if mutant.key in known and end != "equivalent":
             print(f"\n{mutant.key} is said to be equivalent, and was {end} {by}")
-    ends = ("mutants", "killed", "timed out", "survived", "equivalent")
-    print(f"\n{'module':28}" + "".join(f"{end:>11}" for end in ends))
-    table["all"] = sum(table.values(), Counter())
-    for file, counts in table.items():
-        print(f"{file:28}" + "".join(f"{counts[end]:11}" for end in ends))
-    dead = table["all"]["killed"] + table["all"]["timed out"]
-    share = dead / max(len(sample) - equivalent, 1)
-    print(f"\nkilled {dead} of {len(sample)}: {dead / len(sample):.1%}; without {equivalent} "
-          f"equivalent ones {share:.1%}, in {seconds:.0f} s")  # fmt: skip
+    dead = ends["killed"] + ends["timed out"]
+    share = dead / max(len(sample) - ends["equivalent"], 1)
+    print(f"\n{dict(ends)} of {len(sample)} in {seconds:.0f} s: {share:.1%} of those that are not "
+          f"equivalent are killed")  # fmt: skip
     return share
 
 

@@ -2,8 +2,8 @@
 
 import ast
 import importlib.util
-import json
 import os
+import pickle
 import signal
 import sys
 from pathlib import Path
@@ -106,10 +106,10 @@ def test_a_child_runs_the_tests_on_the_mutant_alone(tmp_path, monkeypatch, after
         "\ndef test_bad():\n    assert False\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    finder = trial.Finder(file, ast.parse(source.replace("return a + b", after)), tmp_path)
+    changed = file, ast.parse(source.replace("return a + b", after))
     chosen = {"test_added.py::test_add": 0.01}
     child = trial.start(
-        ["test_added.py"], tmp_path / "child", finder=finder, chosen=chosen, root=tmp_path
+        ["test_added.py"], tmp_path / "child", changed=changed, chosen=chosen, root=tmp_path
     )
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == ends
     assert file.read_text() == source
@@ -129,7 +129,7 @@ def test_a_child_runs_the_tests_on_the_mutant_alone(tmp_path, monkeypatch, after
 def test_only_a_test_or_the_clock_or_a_crash_kills(runner, tmp_path, code, failed, end):
     (tmp_path / "output").write_text("text")
     if failed is not None:
-        (tmp_path / "note").write_text(json.dumps({"failed": failed}))
+        (tmp_path / "note").write_bytes(pickle.dumps({"failed": failed}))
     assert runner.outcome(code, tmp_path) == end
 
 

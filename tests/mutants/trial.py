@@ -5,16 +5,15 @@ that in half a second.
 """
 
 import ast
-import importlib.abc
-import importlib.machinery
 import importlib.util
-import json
 import os
+import pickle
 import resource
 import signal
 import sys
 import traceback
 import warnings
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
 
@@ -35,36 +34,17 @@ PATIENCE = 60
 SLACK = 10
 
 
-class Loader(importlib.machinery.SourceFileLoader):
-    """Load a module from another tree than that of its file."""
+def replace(file: Path, tree: ast.Module) -> None:
+    """Import a module from another tree than that of its file; nothing is cached."""
+    get_code = SourceFileLoader.get_code
 
-    def __init__(self, name: str, path: str, tree: ast.Module) -> None:
-        super().__init__(name, path)
-        self.tree = tree
-
-    def get_code(self, fullname: str) -> CodeType:
-        """Compile the tree; nothing is cached."""
+    def code_of(loader: SourceFileLoader, name: str) -> CodeType:
+        if loader.path != str(file):
+            return get_code(loader, name)
         with warnings.catch_warnings(action="ignore"):
-            return compile(self.tree, self.path, "exec", dont_inherit=True)
+            return compile(tree, loader.path, "exec", dont_inherit=True)
 
-
-class Finder(importlib.abc.MetaPathFinder):
-    """Find one module of the library: the changed one."""
-
-    def __init__(self, file: Path, tree: ast.Module, root: Path) -> None:
-        parts = file.relative_to(root).with_suffix("").parts
-        self.within = [str(file.parent)] if parts[-1] == "__init__" else None
-        self.name = ".".join(parts[:-1] if self.within else parts)
-        self.file, self.tree = file, tree
-
-    def find_spec(self, fullname, path, target=None):
-        """Give the changed module if it is asked for."""
-        if fullname != self.name:
-            return None
-        loader = Loader(fullname, str(self.file), self.tree)
-        return importlib.util.spec_from_file_location(
-            fullname, self.file, loader=loader, submodule_search_locations=self.within
-        )
+    SourceFileLoader.get_code = code_of
 
 
 class Plugin:
@@ -128,7 +108,7 @@ class Plugin:
             data = self.coverage.get_data()
             lines = {file: data.contexts_by_lineno(file) for file in data.measured_files()}
         note = {"failed": self.failed, "seconds": self.seconds, "lines": lines}
-        self.note.write_text(json.dumps(note))
+        self.note.write_bytes(pickle.dumps(note))
 
 
 def prepare() -> None:
@@ -145,7 +125,7 @@ def prepare() -> None:
 
 
 def start(
-    tests: list[str], folder: Path, *, finder: Finder | None = None,
+    tests: list[str], folder: Path, *, changed: tuple[Path, ast.Module] | None = None,
     chosen: dict[str, float] | None = None, lines_of: list[Path] | None = None,
     root: Path = ROOT, memory: int = MEMORY,
 ) -> int:  # fmt: skip
@@ -157,8 +137,8 @@ def start(
         Files or folders to collect.
     folder : Path
         Of the child's own, for its output and its temporary files.
-    finder : Finder, optional
-        Finds the mutated module.
+    changed : pair of Path and Module, optional
+        File and tree of the mutated module.
     chosen : dict of test to usual seconds, optional
         Which tests to run, and in which order; by default all.
     lines_of : list of Path, optional
@@ -179,7 +159,7 @@ def start(
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + memory
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-        code = child_code(tests, folder, finder, chosen, lines_of)
+        code = child_code(tests, folder, changed, chosen, lines_of)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -189,8 +169,8 @@ def start(
 
 
 def child_code(
-    tests: list[str], folder: Path, finder: Finder | None, chosen: dict[str, float] | None,
-    lines_of: list[Path] | None,
+    tests: list[str], folder: Path, changed: tuple[Path, ast.Module] | None,
+    chosen: dict[str, float] | None, lines_of: list[Path] | None,
 ) -> int:  # fmt: skip
     """Run pytest in this process, which is a child."""
     coverage = None
@@ -200,18 +180,11 @@ def child_code(
         watched = [str(path) for path in lines_of]
         coverage = Coverage(data_file=None, config_file=False, include=watched, messages=False)
         coverage.start()
-    if finder:
-        sys.meta_path.insert(0, finder)
-        keep_numba_clean()
+    if changed:
+        replace(*changed)
+        if "numba" in sys.modules:  # what it compiles beside mutants stays out of its cache
+            sys.modules["numba.core.caching"].Cache.save_overload = lambda *_: None
     plugin = Plugin(folder / "note", chosen, coverage)
     options = ["-x", "-q", "--no-header", "-m", "not gpu and not grid", "-p", "no:cacheprovider"]
     options += ["-p", "no:xdist", "--assert=plain", f"--basetemp={folder / 'tmp'}", "--tb=short"]
     return int(pytest.main([*options, *tests], plugins=[plugin]))
-
-
-def keep_numba_clean() -> None:
-    """Keep what numba compiles beside mutants out of its cache on the disk."""
-    if "numba" in sys.modules:
-        from numba.core.caching import Cache
-
-        Cache.save_overload = lambda *_: None
