@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
@@ -58,17 +59,27 @@ LONGEST = (
 )
 
 
+#: Rooms of operations, whose tests are of the loops that numba compiles.
+_COMPILED = {"attention", "cbsr", "edges", "engine", "gcn", "matmul", "sampling", "tiles"}
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first, and mark ``grid`` what others of the same product cover.
 
     ``covering("a", "b", "c", one_in=3)`` keeps a diagonal: where the numbers of the parameters'
     values add up to a multiple of 3.  Each value of each is then met, and each pair of values
-    where another parameter has three or more.
+    where another parameter has three or more.  Loops of operations are compiled for float64 and
+    for int64, but for both at a time in the grid alone: 50 loops, 2 s each.
     """
     items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
     numbers: dict[tuple[str, str], dict[str, int]] = {}
     for item in items:
+        if item.path.parent.name in _COMPILED and hasattr(item, "callspec"):
+            values = item.callspec.params.values()
+            names = {getattr(a, "__name__", a) for a in values if isinstance(a, type | str)}
+            if names >= {"float64", "int64"}:
+                item.add_marker("grid")
         for mark in item.iter_markers("covering"):
             values = item.callspec.params  # type: ignore[attr-defined]
             total = 0
@@ -77,6 +88,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 total += known.setdefault(str(values[name]), len(known))
             if total % mark.kwargs["one_in"]:
                 item.add_marker("grid")
+
+
+#: What covers the format layer; a tracer would slow down the tests of the layers above by half.
+_COVERING = {"engine", "formats", "house", "interop", "io", "tools"}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Trace only the tests that cover the format layer."""
+    tracer = None
+    if "pytest_cov" in sys.modules and item.path.parent.name not in _COVERING:
+        tracer = import_module("coverage").Coverage.current()
+    if tracer is None:
+        return (yield)
+    tracer.stop()
+    try:
+        return (yield)
+    finally:
+        tracer.start()
 
 
 def pytest_collection_finish() -> None:
@@ -101,10 +131,6 @@ def xp(request: pytest.FixtureRequest) -> ModuleType:
 def device(request: pytest.FixtureRequest) -> str:
     """Where torch's tensors are; a test that takes it runs once for each."""
     return str(request.param)
-
-
-#: Rooms of operations, whose tests are of the loops that numba compiles.
-_COMPILED = {"attention", "cbsr", "edges", "engine", "gcn", "matmul", "sampling", "tiles"}
 
 
 @pytest.fixture(autouse=True)
