@@ -1,7 +1,5 @@
 """Laws that hold for every matrix: transposes, conversions, products, slices, copies."""
 
-import pickle
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -271,29 +269,6 @@ def test_a_copy_is_equal_and_shares_nothing(A):
     assert not any(np.shares_memory(mine[name], theirs[name]) for name in mine)
 
 
-@given(A=anything)
-def test_pickling_keeps_everything(A):
-    B = pickle.loads(pickle.dumps(A))
-    assert B == A
-    assert_same_matrix(A, B)
-
-
-@given(A=anything)
-def test_moving_to_where_it_is_gives_the_same_object(A):
-    assert A.to("cpu") is A
-
-
-@given(A=anything)
-def test_equality_tells_formats_shapes_and_values_apart(A):
-    assert A == A.copy()
-    assert A != A.asformat("csc" if A.format == "coo" else "coo")
-    assert A != A.toarray().tolist()
-    if A.data is not None and A.nnz:
-        changed = A.data.copy()
-        changed.flat[0] = 3 if changed.flat[0] != 3 else 4
-        assert A != A.with_data(changed)
-
-
 @given(A=csr(weighted=True, min_nnz=1), dtype=value_dtypes())
 def test_nan_equals_nan(A, dtype):
     A = A.with_data(np.full(A.nnz, np.nan, dtype))
@@ -312,52 +287,9 @@ def test_casts_change_dtypes_and_nothing_else(A, dtype, index):
     assert A.astype(A.dtype, index_dtype=A.index_dtype) == A
 
 
-@given(A=matrices, index=index_dtypes())
-def test_index_casts_are_exact(A, index):
-    assert_same_matrix(A, A.astype(index_dtype=index))
-
-
-@given(A=cbsr(), dtype=value_dtypes())
-def test_balanced_rows_cast_their_values(A, dtype):
-    B = A.astype(dtype)
-    B.check()
-    assert B.dtype == dtype
-    assert B.indices is A.indices
-
-
 @given(A=cbsr(), index=index_dtypes())
 def test_balanced_rows_never_become_invalid_by_a_cast(A, index):
     try:
         A.astype(index_dtype=index).check()
     except sparsefmt.SparseFmtError:
         pass
-
-
-@given(A=matrices)
-def test_values_come_off_and_go_on(A):
-    bare = A.with_data(None)
-    assert bare.dtype is None
-    values = np.arange(A.nnz, dtype=np.float32)
-    assert bare.with_data(values).data is values
-    assert bare.with_data(values).with_data(None) == bare
-
-
-@given(A=anything)
-def test_every_fact_of_the_text_form_is_true(A):
-    text = repr(A)
-    assert text.startswith(f"{type(A).__name__}({A.n_rows} x {A.n_cols}")
-    assert f"nnz={A.nnz}" in text
-    assert ("unweighted" in text) == (A.data is None)
-
-
-@given(A=anything)
-def test_bytes_are_those_of_the_arrays(A):
-    assert A.nbytes == sum(array.nbytes for array in A._arrays().values())
-
-
-@given(A=anything)
-def test_matrices_are_frozen_and_not_hashable(A):
-    with pytest.raises(AttributeError):
-        A.shape = (1, 1)
-    with pytest.raises(TypeError):
-        hash(A)
