@@ -522,19 +522,6 @@ def test_lists_come_in(xp):
     assert type(COO([0], [0], shape=(True, np.int8(1))).shape[0]) is int
 
 
-def test_tensors_come_in_without_a_copy():
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    row, col = torch.tensor(ROW), torch.tensor(COL)
-    data = torch.tensor(DATA)
-    A = COO(row, col, data, shape=SHAPE)
-    assert same(A.toarray(), EXPECTED)
-    assert A.index_dtype == np.int64
-    for a, tensor in ((A.row, row), (A.col, col), (A.data, data)):
-        assert a.ctypes.data == tensor.data_ptr()
-    assert COO(row, col, data.requires_grad_().detach(), shape=SHAPE) == A
-    assert COO(row, col, torch.tensor(DATA).repeat(2, 1).T[:, 0], shape=SHAPE) == A
-
-
 class Exporter:
     """Any library's array, known by DLPack alone."""
 

@@ -169,52 +169,6 @@ def test_the_module_names_its_functions():
         assert "Parameters\n" in function.__doc__
 
 
-# Components: what speaks DLPack, or is a sequence, becomes an array
-
-
-@pytest.mark.parametrize("index_dtype", ["int32", "int64"])
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_numpy_components_are_shared(index_dtype, dtype):
-    indptr, indices = np.array([0, 1, 3], index_dtype), np.array([1, 0, 1], index_dtype)
-    values = np.ones(3, dtype)
-    for make in (CSR, CSC):
-        A = make(indptr, indices, values, shape=(2, 2))
-        assert np.shares_memory(A.indptr, indptr)
-        assert np.shares_memory(A.indices, indices)
-        assert np.shares_memory(A.data, values)
-    A = COO(indices, indices, values, shape=(2, 2))
-    assert np.shares_memory(A.row, indices)
-    assert np.shares_memory(A.data, values)
-
-
-class OnlyDLPack:
-    """An array of some library that this package has never heard of."""
-
-    def __init__(self, array):
-        self.array = array
-
-    def __dlpack__(self, **options):
-        return self.array.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self.array.__dlpack_device__()
-
-
-@pytest.mark.parametrize("make", [CSR, CSC])
-def test_any_dlpack_component_is_shared(make):
-    indptr, indices, values = np.array([0, 1, 3]), np.array([1, 0, 1]), np.ones(3)
-    A = make(OnlyDLPack(indptr), OnlyDLPack(indices), OnlyDLPack(values), shape=(2, 2))
-    assert np.shares_memory(A.indptr, indptr)
-    assert np.shares_memory(A.indices, indices)
-    assert np.shares_memory(A.data, values)
-
-
-def test_any_dlpack_values_are_shared():
-    values = np.ones(1)
-    A = COO([0], [0], shape=(1, 1)).with_data(OnlyDLPack(values))
-    assert np.shares_memory(A.data, values)
-
-
 @pytest.mark.gpu
 def test_cupy_components_are_shared_and_dense_arrays_read():
     import cupy

@@ -509,13 +509,6 @@ def test_a_component_that_requires_grad_is_refused():
         example("coo").with_data(torch.ones(5, requires_grad=True))
 
 
-def test_strided_components_are_made_contiguous():
-    pairs = torch.tensor([[0, 1], [1, 0], [1, 1]])
-    A = COO(pairs[:, 0], pairs[:, 1], shape=(2, 2))
-    assert A.row.flags.c_contiguous
-    assert A.row.tolist() == [0, 1, 1]
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import tarfile
 import tracemalloc
 
@@ -423,45 +421,6 @@ def test_what_scipy_writes_is_read(tmp_path):
     B = scipy.sparse.random_array((30, 20), density=0.2, rng=np.random.default_rng(2))
     scipy.io.mmwrite(tmp_path / "a.mtx", B)
     assert np.array_equal(read(tmp_path / "a.mtx").toarray(), B.toarray())
-
-
-def test_no_mutation_of_a_file_crashes_or_escapes(tmp_path):
-    """In a subprocess: SciPy's reader has taken processes down."""
-    code = """
-import sys
-import numpy as np
-from pathlib import Path
-from sparsefmt import SparseFmtError
-from sparsefmt.io import read
-path, rng = Path(sys.argv[1]), np.random.default_rng(0)
-texts = [text.encode("latin-1") for text in sys.argv[2:]]
-for _ in range(1500):
-    text = bytearray(texts[rng.integers(len(texts))])
-    for _ in range(rng.integers(1, 4)):
-        at = int(rng.integers(len(text)))
-        if rng.random() < 0.5:
-            likely = list(b"0123456789 .-+e\\n%#inf")
-            text[at] = rng.choice(likely if rng.random() < 0.8 else range(256))
-        elif rng.random() < 0.5:
-            del text[at:at + int(rng.integers(1, 8))]
-        else:
-            text[at:at] = text[:int(rng.integers(1, 9))]
-        text = text or bytearray(b"x")
-    path.write_bytes(text)
-    try:
-        A = read(path, format="coo", max_bytes=2**24)
-        A.check()
-    except SparseFmtError:
-        pass
-"""
-    texts = [GOOD[name][0] for name in ("words", "signs", "zeros in an array", "skew", "unsigned")]
-    texts.append(banner("coordinate pattern symmetric") + "3 3 2\n2 1\n3 3\n")
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "a.mtx"), *texts],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_errors_are_value_errors_too(tmp_path):
