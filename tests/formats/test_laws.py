@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from op_cases import host, put
 
 import sparsefmt
 from sparsefmt.testing import (
@@ -29,14 +30,6 @@ FORMATS = ("coo", "csr", "csc", "sgt")
 matrices = st.one_of(coo(), csr(), csc(), sgt(), graphs(format=None))
 anything = matrices | cbsr()
 names = st.sampled_from(FORMATS)
-
-
-def on(xp, A):
-    return A if xp is np else A.to("cuda")
-
-
-def host(a):
-    return a if isinstance(a, np.ndarray) else a.get()
 
 
 # bfloat16 on a GPU depends on the CuPy at hand; tests/formats/test_conversions.py covers it.
@@ -115,7 +108,7 @@ def test_product_is_the_oracle_within_its_bound(xp, format, data):
     A = data.draw(csr(dtype=plain), label="A")
     dtype = A.dtype or np.float32
     X = data.draw(features(A.n_cols, width=st.integers(0, 9), dtype=dtype), label="X")
-    Y = on(xp, A.asformat(format)) @ xp.asarray(X)
+    Y = put(xp, A.asformat(format)) @ xp.asarray(X)
     assert_close(Y, spmm_oracle(A, X), bound=error_bound(A, X))
 
 
@@ -125,7 +118,7 @@ def test_product_is_adjoint_to_that_of_the_transpose(xp, data):
     dtype, width = A.dtype or np.float32, data.draw(st.integers(0, 5), label="width")
     x = data.draw(features(A.n_cols, width=width, dtype=dtype), label="x")
     y = data.draw(features(A.n_rows, width=width, dtype=dtype), label="y")
-    B, bound = on(xp, A), dot_bound(A, x, y)
+    B, bound = put(xp, A), dot_bound(A, x, y)
     x, y = xp.asarray(x), xp.asarray(y)
     assert_close(dot(B @ x, y), dot(x, B.T @ y), bound=bound)
 
@@ -211,7 +204,7 @@ def exact(A):
 def test_chosen_rows_are_those_of_dense(xp, data):
     A = exact(data.draw(matrices, label="A"))
     key = data.draw(keys(A.n_rows), label="rows")
-    B = on(xp, A)[key if isinstance(key, slice) else xp.asarray(key)]
+    B = put(xp, A)[key if isinstance(key, slice) else xp.asarray(key)]
     B.check()
     assert (B.format, B.index_dtype) == (A.format, A.index_dtype)
     assert host(B.toarray()).tolist() == A.toarray()[key].tolist()
@@ -221,7 +214,7 @@ def test_chosen_rows_are_those_of_dense(xp, data):
 def test_chosen_columns_are_those_of_dense(xp, data):
     A = exact(data.draw(matrices, label="A"))
     key = data.draw(keys(A.n_cols), label="columns")
-    B = on(xp, A)[:, key if isinstance(key, slice) else xp.asarray(key)]
+    B = put(xp, A)[:, key if isinstance(key, slice) else xp.asarray(key)]
     B.check()
     assert host(B.toarray()).tolist() == A.toarray()[:, key].tolist()
 
