@@ -11,7 +11,7 @@ from hypothesis import given
 
 import sparsefmt
 from sparsefmt import COO, CSC, CSR, SGT, Graph, interop
-from sparsefmt.errors import DtypeError, ShapeError, UnsupportedError
+from sparsefmt.errors import DeviceError, DtypeError, ShapeError, UnsupportedError
 from sparsefmt.interop import as_sparse
 from sparsefmt.testing import cbsr, coo, csc, csr, sgt
 
@@ -167,6 +167,49 @@ def test_the_module_names_its_functions():
         function = getattr(interop, name)
         assert function.__name__ == name
         assert "Parameters\n" in function.__doc__
+
+
+# Each library's functions: what they take, and what they need
+
+TAKES = {
+    "from_scipy": r"from_scipy got a .*: .*from_dense",
+    "from_cupyx": "from_cupyx got a .*give a cupyx",
+    "from_torch": r"from_torch got a .*give a torch\.Tensor",
+    "from_networkx": r"from_networkx got a .*give a networkx\.Graph",
+    "from_dgl": r"from_dgl got a .*give a dgl\.DGLGraph",
+    "from_pyg": "from_pyg got a .*neither edge_index nor adj_t, give a graph",
+    "to_scipy": "to_scipy got a .*give a COO, CSR, CSC",
+    "to_cupyx": "to_cupyx got a .*give a COO, CSR",
+    "to_torch": "to_torch got a .*give a COO, CSR, CSC",
+    "to_networkx": "to_networkx got a .*give a COO",
+    "to_dgl": "to_dgl got a .*give a COO",
+    "to_edge_index": "to_edge_index got a .*give a COO, CSR, CSC",
+    "to_pyg": "to_edge_index got a .*give a COO, CSR, CSC",
+}
+NEEDS = {
+    "from_cupyx": ("cupy", r"pip install 'sparsefmt\[cuda13\]'"),
+    "to_cupyx": ("cupy", r"pip install 'sparsefmt\[cuda13\]'"),
+    "to_torch": ("torch", r"pip install 'sparsefmt\[torch\]'"),
+    "to_networkx": ("networkx", "pip install networkx"),
+    "to_dgl": ("dgl", r"to_dgl needs DGL: see https://www\.dgl\.ai"),
+    "to_pyg": ("torch_geometric.data", "pip install torch-geometric"),
+}
+
+
+@pytest.mark.parametrize("value", [None, 3.0, [[1.0]], {0: [1]}, np.eye(2)], ids=type)
+@pytest.mark.parametrize("name", TAKES)
+def test_what_a_function_does_not_take_is_refused(monkeypatch, name, value):
+    monkeypatch.setitem(sys.modules, "dgl", ModuleType("dgl"))
+    with pytest.raises(UnsupportedError, match=TAKES[name]):
+        getattr(interop, name)(value)
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_without_its_library_the_error_says_what_to_install(monkeypatch, name):
+    module, text = NEEDS[name]
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(DeviceError if module == "cupy" else UnsupportedError, match=text):
+        getattr(interop, name)(sparsefmt.from_dense(X) if name.startswith("to") else None)
 
 
 @pytest.mark.gpu
