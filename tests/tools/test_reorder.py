@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from op_cases import host, put
+from op_cases import host
 
 from sparsefmt import (
     COO,
@@ -29,6 +29,10 @@ NOTHING = CSR(np.zeros(1, np.int64), np.zeros(0, np.int64), shape=(0, 0))
 LOOP = CSR(np.array([0, 2]), np.array([0, 0]), shape=(1, 1))
 
 
+def on(xp, A):
+    return A.to("cpu" if xp is np else "cuda")
+
+
 def drawn_order(data, n, dtype=np.int32):
     return Order(np.array(data.draw(st.permutations(range(n))), dtype))
 
@@ -39,7 +43,7 @@ def drawn_order(data, n, dtype=np.int32):
 @example(A=NOTHING)
 @example(A=LOOP)
 def test_every_order_is_a_permutation_and_its_inverse(xp, name, A):
-    A = put(xp, A)
+    A = on(xp, A)
     order = ORDERS[name](A)
     perm, inverse = host(order.perm), host(order.inverse)
     assert sorted(perm.tolist()) == list(range(A.n_rows)) == perm[inverse].tolist()
@@ -57,7 +61,7 @@ def test_applying_permutes_as_a_dense_matrix_would(xp, A, axis, data):
     X = host(A.toarray())
     expected = {"rows": lambda: X[perm], "columns": lambda: X[:, perm]}
     expected["both"] = lambda: X[perm][:, perm]
-    B = put(xp, order).apply(put(xp, A), axis)
+    B = on(xp, order).apply(on(xp, A), axis)
     assert type(B) is type(A)
     np.testing.assert_array_equal(host(B.toarray()), expected[axis]())
     B.check()
@@ -67,8 +71,8 @@ def test_applying_permutes_as_a_dense_matrix_would(xp, A, axis, data):
 def test_the_permutation_carries_edge_values(xp, A, axis, data):
     order = drawn_order(data, A.n_cols if axis == "columns" else A.n_rows)
     values = np.arange(A.nnz, dtype=np.float64)
-    A = put(xp, A.with_data(values))
-    B, perm = put(xp, order).apply_with_perm(A, axis)
+    A = on(xp, A.with_data(values))
+    B, perm = on(xp, order).apply_with_perm(A, axis)
     np.testing.assert_array_equal(host(B.data), host(A.data[perm]))
     assert sorted(host(perm).tolist()) == list(range(A.nnz))
 
@@ -76,13 +80,13 @@ def test_the_permutation_carries_edge_values(xp, A, axis, data):
 @given(A=csr(rectangular=False, weighted=False), data=st.data())
 def test_it_agrees_with_indexing(xp, A, data):
     order = drawn_order(data, A.n_rows, A.index_dtype)
-    B = put(xp, order).apply(put(xp, A)).to("cpu")
+    B = on(xp, order).apply(on(xp, A)).to("cpu")
     assert B.sorted_indices() == A[order.perm][:, order.perm].sorted_indices()
 
 
 @given(n=st.integers(0, 9), data=st.data())
 def test_features_come_back(xp, n, data):
-    order = put(xp, drawn_order(data, n))
+    order = on(xp, drawn_order(data, n))
     X = xp.arange(n * 3).reshape(n, 3)
     Y = order.apply_features(X)
     np.testing.assert_array_equal(host(Y), host(X)[host(order.perm)])
@@ -91,13 +95,13 @@ def test_features_come_back(xp, n, data):
 
 @given(A=csr(hubs=True, empty_rows=True), descending=st.booleans())
 def test_degrees_are_in_order_and_ties_too(xp, A, descending):
-    perm = host(degree_order(put(xp, A), descending=descending).perm)
+    perm = host(degree_order(on(xp, A), descending=descending).perm)
     keys = np.diff(A.indptr)[perm] * (-1 if descending else 1)
     assert [*zip(keys, perm, strict=True)] == sorted(zip(keys, perm, strict=True))
 
 
 def test_degree_orders_take_rows_of_a_rectangular_matrix(xp):
-    A = put(xp, CSR(np.array([0, 1, 4]), np.array([2, 0, 1, 2]), shape=(2, 3)))
+    A = on(xp, CSR(np.array([0, 1, 4]), np.array([2, 0, 1, 2]), shape=(2, 3)))
     assert host(degree_order(A).apply(A, "rows").lengths).tolist() == [3, 1]
 
 
@@ -105,13 +109,13 @@ def test_rcm_undoes_a_shuffle_of_a_band(xp):
     A = banded(200, 2)
     shuffled = Order(np.random.default_rng(0).permutation(200)).apply(A).tocsr()
     assert summarize(shuffled).bandwidth > 50
-    assert summarize(rcm_order(put(xp, shuffled)).apply(put(xp, shuffled))).bandwidth < 4
+    assert summarize(rcm_order(on(xp, shuffled)).apply(on(xp, shuffled))).bandwidth < 4
 
 
 @pytest.mark.parametrize(("name", "gain"), [("community", 1.8), ("rcm", 1.2)])
 def test_orders_raise_the_tile_density_of_shuffled_communities(xp, name, gain):
     A, _ = power_law_with_labels(2000, 40_000, inside=0.9, community=100, seed=3)
-    A = put(xp, A)
+    A = on(xp, A)
     before = A.tosgt((16, 8)).tile_density
     after = ORDERS[name](A).apply(A).tosgt((16, 8)).tile_density
     assert after >= gain * before
@@ -119,12 +123,12 @@ def test_orders_raise_the_tile_density_of_shuffled_communities(xp, name, gain):
 
 def test_communities_are_found_again(xp):
     A, labels = power_law_with_labels(2000, 40_000, inside=0.9, community=100, seed=3)
-    planted = labels[host(community_order(put(xp, A)).perm)]
+    planted = labels[host(community_order(on(xp, A)).perm)]
     assert (planted[1:] != planted[:-1]).sum() < 60  # 19 at least; a shuffle has about 1900
 
 
 def test_the_seed_decides_the_order(xp):
-    A = put(xp, power_law_with_labels(500, 2500, seed=1)[0])
+    A = on(xp, power_law_with_labels(500, 2500, seed=1)[0])
     perms = [host(community_order(A, seed=seed).perm).tolist() for seed in (0, 0, 1)]
     assert perms[0] == perms[1] != perms[2]
 
@@ -137,13 +141,13 @@ def test_both_devices_find_the_same_communities():
 
 
 def test_vertices_without_links_and_no_rounds_keep_their_places(xp):
-    A = put(xp, CSR(np.zeros(5, np.int32), np.zeros(0, np.int32), shape=(4, 4)))
+    A = on(xp, CSR(np.zeros(5, np.int32), np.zeros(0, np.int32), shape=(4, 4)))
     assert host(community_order(A).perm).tolist() == [0, 1, 2, 3]
-    assert host(community_order(put(xp, banded(6, 1)), rounds=0).perm).tolist() == list(range(6))
+    assert host(community_order(on(xp, banded(6, 1)), rounds=0).perm).tolist() == list(range(6))
 
 
 def test_inputs_are_not_changed(xp):
-    A = put(xp, power_law_with_labels(200, 900)[0].tocsr())
+    A = on(xp, power_law_with_labels(200, 900)[0].tocsr())
     copy = A.copy()
     for order in ORDERS.values():
         order(A).apply(A)
@@ -151,7 +155,7 @@ def test_inputs_are_not_changed(xp):
 
 
 def test_moving_an_order(xp):
-    order = put(xp, Order(np.array([2, 0, 1])))
+    order = on(xp, Order(np.array([2, 0, 1])))
     assert order.to(order.device) is order
     assert repr(order) == f"Order(3 vertices, int64, {order.device})"
 
@@ -222,7 +226,7 @@ def test_mixed_devices_are_refused():
 
 
 def test_coo_keeps_the_order_of_its_entries(xp):
-    A = put(xp, COO(np.array([2, 0]), np.array([1, 2]), np.array([5.0, 6.0]), shape=(3, 3)))
-    B = put(xp, THREE).apply(A)
+    A = on(xp, COO(np.array([2, 0]), np.array([1, 2]), np.array([5.0, 6.0]), shape=(3, 3)))
+    B = on(xp, THREE).apply(A)
     assert host(B.data).tolist() == [5.0, 6.0]
     assert (host(B.row).tolist(), host(B.col).tolist()) == ([0, 1], [2, 0])
