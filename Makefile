@@ -4,9 +4,8 @@
 VENV := .venv
 PYTHON3 ?= python3
 PYTHON ?= $(shell test -x $(VENV)/bin/python && echo $(VENV)/bin/python || echo python3)
-# What covers the format layer; a tracer would slow down the tests of the layers above by half.
-COVERED := $(addprefix tests/,engine formats house interop io tools)
-PYTEST := $(VENV)/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+PYTEST := $(VENV)/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder \
+    --cov --cov-fail-under=95
 # The least versions that pyproject.toml allows, of Python too.
 LOWEST := .venv-lowest
 LOWEST_PYTHON ?= python3.11
@@ -20,7 +19,7 @@ COUNT ?= 500
 # Hundreds of processes of the tests import the library: what the first compiles, the others find.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-all test-lowest test-gpu sanitize fuzz soak mutants lint bench clean
+.PHONY: help demo test test-cpu test-all test-lowest test-gpu sanitize fuzz soak mutants lint bench clean
 
 help:  ## list these targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /: /'
@@ -28,13 +27,15 @@ help:  ## list these targets
 demo: $(VENV)/.demo  ## convert, verify, time and draw a graph (GRAPH=path for yours)
 	$(VENV)/bin/python -m sparsefmt demo $(if $(GRAPH),"$(GRAPH)")
 
-test: lint  ## everything that needs no GPU: style, types, tests, coverage of the format layer
-	$(PYTEST) -m "not gpu and not grid" --cov --cov-fail-under=95 $(COVERED)
-	$(PYTEST) -m "not gpu and not grid" $(addprefix --ignore=,$(COVERED))
+# mypy takes one core, and tests wait now and then: beside each other they are done sooner.
+test: $(VENV)/.test  ## everything that needs no GPU: style, types, tests, coverage of the format layer
+	$(MAKE) --no-print-directory -j2 lint test-cpu
+
+test-cpu: $(VENV)/.test
+	$(PYTEST) -m "not gpu and not grid"
 
 test-all: lint  ## `make test`, and the full grids: every instantiation for every architecture
-	$(PYTEST) -m "not gpu" --cov --cov-fail-under=95 $(COVERED)
-	$(PYTEST) -m "not gpu" $(addprefix --ignore=,$(COVERED))
+	$(PYTEST) -m "not gpu"
 
 test-lowest: $(LOWEST)/.test  ## formats, readers and laws with the least versions that are allowed, without torch
 	$(LOWEST)/bin/python -m pytest -n auto -m "not gpu and not grid" \

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
@@ -58,17 +59,33 @@ LONGEST = (
 )
 
 
+def _is_compiled(item: pytest.Item) -> bool:
+    """Return True if the test is of the loops that numba compiles."""
+    room, fixtures = item.path.parent.name, item.fixturenames  # type: ignore[attr-defined]
+    return room in _COMPILED and "small_work" not in fixtures
+
+
+def _rare(item: pytest.Item) -> set[str]:
+    """Find the dtypes among the parameters for which `make test` compiles no loop of its own."""
+    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    names = {getattr(value, "__name__", value) for value in values if isinstance(value, type | str)}
+    return names & {"float64", "int64"}
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first, and mark ``grid`` what others of the same product cover.
 
     ``covering("a", "b", "c", one_in=3)`` keeps a diagonal: where the numbers of the parameters'
     values add up to a multiple of 3.  Each value of each is then met, and each pair of values
-    where another parameter has three or more.
+    where another parameter has three or more.  Nor are loops of operations compiled for float64
+    and int64 at a time: 50 loops, 2 s each.
     """
     items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
     numbers: dict[tuple[str, str], dict[str, int]] = {}
     for item in items:
+        if _is_compiled(item) and _rare(item) == {"float64", "int64"}:
+            item.add_marker("grid")
         for mark in item.iter_markers("covering"):
             values = item.callspec.params  # type: ignore[attr-defined]
             total = 0
@@ -77,6 +94,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 total += known.setdefault(str(values[name]), len(known))
             if total % mark.kwargs["one_in"]:
                 item.add_marker("grid")
+
+
+#: What covers the format layer; a tracer would slow down the tests of the layers above by half.
+_COVERING = {"engine", "formats", "house", "interop", "io", "tools"}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Trace only the tests that cover the format layer."""
+    tracer = None
+    if "pytest_cov" in sys.modules and item.path.parent.name not in _COVERING:
+        tracer = import_module("coverage").Coverage.current()
+    if tracer is None:
+        return (yield)
+    tracer.stop()
+    try:
+        return (yield)
+    finally:
+        tracer.start()
 
 
 def pytest_collection_finish() -> None:
@@ -111,9 +147,11 @@ _COMPILED = {"attention", "cbsr", "edges", "engine", "gcn", "matmul", "sampling"
 def compiled_loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the compiled loops however small the graphs are, but in tests that take ``small_work``.
 
-    In the rooms of operations alone: elsewhere, as for users, sizes decide.
+    In the rooms of operations alone: elsewhere, as for users, sizes decide.  They decide too for
+    float64 and int64 where the grid is left out: to compile each loop four times takes minutes.
     """
-    if request.path.parent.name in _COMPILED and "small_work" not in request.fixturenames:
+    sizes_decide = "not grid" in request.config.getoption("markexpr") and _rare(request.node)
+    if _is_compiled(request.node) and not sizes_decide:
         small = import_module("sparsefmt.ops.engine.small")
         monkeypatch.setattr(small, "MOST", -1)
         monkeypatch.setattr(small, "MOST_OF_ATTENTION", -1)

@@ -112,6 +112,10 @@ def put(xp, value):
     return None if value is None else xp.asarray(value)
 
 
+def host(a):
+    return a.get() if hasattr(a, "get") else a
+
+
 def far_apart(xp, X, *, gap=3, shift=0):
     """``X`` on the device with rows ``gap`` values apart, beginning ``shift`` values late."""
     width = int(np.prod(X.shape[1:]))

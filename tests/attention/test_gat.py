@@ -50,6 +50,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 #: Heads and features; () for features without an axis for heads.
 SHAPES = [((1,), 32), ((4,), 32), ((2,), 7), ((1,), 128), ((3,), 40), ((8,), 1), ((), 5), ((), 16)]
 EMPTY_SHAPES = [((1,), 0), ((0,), 8), ((), 0)]
+#: Of tests of the compiled loops, which `make test` does not compile for it.
+LOOPS_OF_F64 = pytest.param(np.float64, marks=pytest.mark.grid)
 OPTIONS = [
     {},
     {"edge_scores": True, "negative_slope": 0.5},
@@ -357,7 +359,7 @@ def guarded_memory(xp, monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [((4,), 32), ((3,), 5), ((), 7)])
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64], ids=name_of)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, LOOPS_OF_F64], ids=name_of)
 def test_all_memory_may_be_poisoned_and_no_guard_is_touched(xp, monkeypatch, dtype, shape):
     """What an operation allocates, its results among it, is full of NaN between guard bands."""
     A = square()
@@ -381,7 +383,7 @@ def test_all_memory_may_be_poisoned_and_no_guard_is_touched(xp, monkeypatch, dty
 
 
 @pytest.mark.parametrize("options", [{}, {"dropout": 0.3, "seed": 9}], ids=["", "dropout"])
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64], ids=name_of)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, LOOPS_OF_F64], ids=name_of)
 def test_loops_may_have_scores_of_their_own(monkeypatch, dtype, options):
     """Below ``ops``, whose functions do not take them; no guard is touched."""
     A = square()

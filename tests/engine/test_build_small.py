@@ -142,6 +142,7 @@ CASES = {
 }
 
 
+@pytest.mark.covering("index", "case", one_in=2)  # 4 s each: 256 threads that wait for each other
 @pytest.mark.parametrize("index", TYPES)
 @pytest.mark.parametrize("case", CASES)
 def test_a_small_build_is_the_sort_and_the_cut_of_the_formats(on_host, monkeypatch, case, index):

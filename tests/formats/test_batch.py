@@ -7,10 +7,10 @@ import pytest
 import scipy.sparse
 from hypothesis import example, given
 from hypothesis import strategies as st
+from op_cases import host
 
 from sparsefmt import COO, CSR, DeviceError, DtypeError, Graph, IndexRangeError, ShapeError
 from sparsefmt.formats import convert
-from sparsefmt.formats.arrays import to_device
 from sparsefmt.testing import coo, csr, sgt
 
 
@@ -31,10 +31,6 @@ EMPTY = COO(np.zeros(0, np.int32), np.zeros(0, np.int32), shape=(0, 4))
 def graph_of(xp, A, flip=False):
     graph = Graph(A.to("cpu" if xp is np else "cuda"))
     return graph.transposed if flip else graph
-
-
-def host(array):
-    return to_device(array, "cpu")
 
 
 def triples(graph):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import sparsefmt
-from sparsefmt import COO, CSR, SGT, UnsupportedError
+from sparsefmt import COO, CSR, UnsupportedError
 from sparsefmt.formats import condense, primitives
 from sparsefmt.testing import assert_same_matrix, stored_entries
 from sparsefmt.testing.space import KINDS
@@ -245,22 +245,6 @@ def test_dense_to_sparse_to_dense_is_exact(xp, goal, kind, dtype):
         assert host(A.toarray()).astype(float).tolist() == host(X).astype(float).tolist()
 
 
-@pytest.mark.parametrize("goal", FORMATS)
-def test_dense_permutation_names_the_cell_of_each_value(xp, goal):
-    from sparsefmt.formats.convert import from_dense_with_perm
-
-    X = on(xp, graph("power_law", np.dtype(np.float32))).toarray()
-    A, cells = from_dense_with_perm(X, goal)
-    assert flat(A.data) == flat(X.ravel()[cells])
-
-
-def test_unweighted_structure_counts_in_dense(xp):
-    A = on(xp, graph("duplicates"))
-    assert host(A.toarray()).tolist() == naive_dense(A).tolist()
-    assert A.toarray().dtype == np.float32
-    assert A.toarray(np.float64).dtype == np.float64
-
-
 # Condensed tiles
 
 
@@ -352,11 +336,6 @@ def test_grouping_is_a_stable_sort_with_the_bounds_of_each_key(xp, dtype):
     assert host(ptr).tolist() == [0, 2, 3, 3, 5, 5, 6]
 
 
-def test_rows_beyond_int32_stay_coordinates(xp):
-    A = on(xp, COO(np.array([2**40]), np.array([1]), np.array([2.0]), shape=(2**40 + 1, 2)))
-    assert A.T.tocsr().tocoo().T == A
-
-
 # Sharing, and leaving alone
 
 
@@ -367,13 +346,6 @@ def shares(a, b):
 @pytest.fixture
 def weighted():
     return graph("power_law", np.dtype(np.float32)).tocsr().copy()
-
-
-def test_transposes_share_all_arrays(weighted):
-    for A in (weighted, weighted.tocsc(), weighted.tocoo()):
-        mine, theirs = A._arrays(), A.T._arrays()
-        swapped = {"row": "col", "col": "row"}
-        assert all(shares(mine[name], theirs[swapped.get(name, name)]) for name in mine)
 
 
 def test_csr_to_coo_shares_indices_and_data(weighted):
@@ -396,24 +368,6 @@ def test_coo_in_row_order_to_csr_shares_indices_and_data(weighted):
 def test_tiles_share_the_values_both_ways(weighted):
     assert shares(weighted.tosgt().data, weighted.data)
     assert shares(weighted.tosgt().tocsr().data, weighted.data)
-
-
-def test_the_same_format_is_the_same_object(weighted):
-    for name in FORMATS:
-        A = weighted.asformat(name)
-        assert A.asformat(name) is A
-    assert weighted.tosgt((8, 8)).tosgt((8, 8)).tile == (8, 8)
-
-
-@pytest.mark.parametrize("kind", GRAPHS)
-@pytest.mark.parametrize("name", FORMATS)
-def test_read_only_arrays_will_do(name, kind):
-    A = graph(kind, np.dtype(np.float64)).asformat(name).copy()
-    for array in A._arrays().values():
-        array.flags.writeable = False
-    for goal in FORMATS:
-        assert_same_matrix(A, A.asformat(goal))
-    A.toarray()
 
 
 # CBSR
@@ -447,36 +401,6 @@ def test_balanced_rows_convert_exactly(xp, shape, k, dtype):
     assert host(A.toarray()).astype(float).tolist() == naive_dense(A).tolist()
     assert_same_matrix(A.T, A.tocsr().T)
     assert bits(A) == before
-
-
-@pytest.mark.parametrize("start", FORMATS)
-def test_nothing_becomes_balanced_rows_by_itself(start):
-    with pytest.raises(sparsefmt.UnsupportedError, match="maxk"):
-        graph("banded").asformat(start).asformat("cbsr")
-
-
-# Options
-
-
-@pytest.mark.parametrize("goal", ["coo", "csr", "csc"])
-def test_only_tiles_take_a_tile(goal):
-    with pytest.raises(sparsefmt.UnsupportedError, match="tile is no option of"):
-        graph("star").asformat(goal, tile=(8, 8))
-
-
-@pytest.mark.parametrize("tile", [(0, 8), (8,), "16x8", (257, 256), (8.0, 8), (-1, 4)], ids=str)
-def test_tile_shapes_that_make_no_sense_are_refused(tile):
-    with pytest.raises(sparsefmt.ShapeError, match="tile is"):
-        graph("star").tosgt(tile)
-
-
-def test_unknown_formats_are_named():
-    with pytest.raises(sparsefmt.UnsupportedError, match="'bsr': use one of coo, csr, csc, sgt"):
-        graph("star").asformat("bsr")
-
-
-def test_tiled_matrices_keep_their_class():
-    assert type(graph("star").tosgt()) is SGT
 
 
 def test_a_window_too_large_for_its_keys_is_refused(monkeypatch):

@@ -431,34 +431,6 @@ def test_a_transpose_is_a_view(xp, format):
     assert theirs == {id(a) for a in arrays_of(A).values()}
 
 
-KEYS = [
-    slice(None),
-    slice(1, 4),
-    slice(None, None, -1),
-    slice(3, 1),
-    slice(-2, None),
-    slice(0, 99, 2),
-    np.array([0]),
-    np.array([], int),
-    np.array([4, 0, 0, 2]),
-    np.array([-1, -5]),
-    np.array([True, False, True, False, True]),
-    np.zeros(5, bool),
-]
-
-
-@pytest.mark.parametrize("key", KEYS, ids=repr)
-@pytest.mark.parametrize("format", SPARSE)
-def test_rows_are_chosen_as_numpy_does(xp, format, key):
-    A = example(xp, format)
-    B = A[key if isinstance(key, slice) else xp.asarray(key)]
-    assert type(B) is type(A)
-    assert same(B.toarray(), EXPECTED[key])
-    assert B.shape == EXPECTED[key].shape
-    assert B.index_dtype == A.index_dtype
-    B.check()
-
-
 @pytest.mark.parametrize("format", SPARSE)
 def test_columns_and_both_axes(xp, format):
     A = example(xp, format, values="float64")
@@ -548,19 +520,6 @@ def test_lists_come_in(xp):
     assert CSR((0, 1), range(1), shape=(1, 1)).nnz == 1
     assert COO([0], [0], shape=(np.int8(1), np.uint64(1))).shape == (1, 1)
     assert type(COO([0], [0], shape=(True, np.int8(1))).shape[0]) is int
-
-
-def test_tensors_come_in_without_a_copy():
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    row, col = torch.tensor(ROW), torch.tensor(COL)
-    data = torch.tensor(DATA)
-    A = COO(row, col, data, shape=SHAPE)
-    assert same(A.toarray(), EXPECTED)
-    assert A.index_dtype == np.int64
-    for a, tensor in ((A.row, row), (A.col, col), (A.data, data)):
-        assert a.ctypes.data == tensor.data_ptr()
-    assert COO(row, col, data.requires_grad_().detach(), shape=SHAPE) == A
-    assert COO(row, col, torch.tensor(DATA).repeat(2, 1).T[:, 0], shape=SHAPE) == A
 
 
 class Exporter:
@@ -769,17 +728,6 @@ def test_statistics_of_no_tiles(xp):
     assert A.tile == DEFAULT_TILE
 
 
-@pytest.mark.parametrize("tile", [(16, 8), (3, 5), (1, 1)])
-def test_dense_tile_count_counts_blocks_with_an_entry(xp, tile):
-    rng = np.random.default_rng(1)
-    row, col = rng.integers(0, 50, 200), rng.integers(0, 70, 200)
-    A = COO(xp.asarray(row), xp.asarray(col), shape=(50, 70)).tosgt(tile)
-    blocks = {(i // tile[0], j // tile[1]) for i, j in zip(row.tolist(), col.tolist(), strict=True)}
-    assert A.dense_tile_count == len(blocks)
-    assert A.reduction == pytest.approx(1 - A.tile_count / len(blocks))
-    assert A.tile_density == 200 / (A.tile_count * tile[0] * tile[1])
-
-
 def test_order_within_rows_and_duplicates_survive_condensing(xp):
     indptr, indices = xp.asarray([0, 5, 6], np.int32), xp.asarray([7, 2, 7, 0, 2, 7], np.int32)
     A = CSR(indptr, indices, xp.arange(6.0), shape=(2, 8))
@@ -787,25 +735,6 @@ def test_order_within_rows_and_duplicates_survive_condensing(xp):
     assert same(B.columns, [[0, 2], [7, -1]])
     assert same(B.order, [3, 1, 4, 0, 2, 5])
     assert same(B.slots, [0, 1, 1, 0, 0, 2])
-    assert B.tocsr() == A
-
-
-def test_condensing_in_chunks_gives_the_same_tiles(xp, monkeypatch):
-    rng = np.random.default_rng(2)
-    arrays = (xp.asarray(rng.integers(0, n, 500), np.int32) for n in (90, 40))
-    A = COO(*arrays, shape=(90, 40)).tocsr()
-    whole = A.tosgt((4, 4))
-    monkeypatch.setattr(condense, "CHUNK_ENTRIES", 16)
-    monkeypatch.setattr(condense, "PART_ENTRIES", 16)
-    assert A.tosgt((4, 4)) == whole
-
-
-def test_columns_beyond_the_sort_word_are_ranked(xp):
-    """Columns of 59 bits and places of two make more than the 60 that a word gives them."""
-    col = xp.asarray([2**58, 5, 2**58, 7, 5])
-    A = CSR(xp.asarray([0, 3, 5]), col, xp.arange(5.0), shape=(2, 2**59))
-    B = A.tosgt((2, 2))
-    assert same(B.columns, [[5, 7], [2**58, -1]])
     assert B.tocsr() == A
 
 
@@ -831,19 +760,6 @@ def test_tiles_are_two_small_positive_integers():
 
 
 # Conversions that have edges of their own (every pair has its laws elsewhere)
-
-
-@pytest.mark.parametrize("values", VALUES)
-@pytest.mark.parametrize("target", SPARSE)
-@pytest.mark.parametrize("source", FORMATS)
-def test_values_of_every_dtype_travel(xp, source, target, values):
-    A = example(xp, source, values=values)
-    B = A.asformat(target)
-    assert B.dtype == dtype_of(values)
-    assert same(B.toarray(), oracle(A))
-    C, perm = A.asformat_with_perm(target)
-    assert C == B
-    assert same(host(C.data), host(A.data).ravel()[host(perm)])
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -931,14 +847,6 @@ def test_from_dense_keeps_nan_and_drops_zeros_of_both_signs(xp):
 
 
 # The parts that conversions are made of
-
-
-def test_group_is_a_stable_sort(xp):
-    keys = xp.asarray([3, 0, 3, 1, 0], np.int32)
-    ptr, perm = primitives.group(keys, 5)
-    assert same(ptr, [0, 2, 3, 3, 5, 5])
-    assert same(perm, [1, 4, 3, 0, 2])
-    assert ptr.dtype == np.int32
 
 
 @pytest.mark.parametrize("data", [None, "float32", "float64"])

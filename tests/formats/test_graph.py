@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from op_cases import host, put
 
 from sparsefmt import (
     COO,
@@ -24,7 +25,6 @@ from sparsefmt import (
     UnsupportedError,
 )
 from sparsefmt.formats import convert
-from sparsefmt.formats.arrays import to_device
 from sparsefmt.formats.cbsr import CBSR
 from sparsefmt.generate import power_law
 from sparsefmt.testing import coo, csr, sgt
@@ -32,14 +32,6 @@ from sparsefmt.testing import coo, csr, sgt
 structures = st.one_of(csr(), coo(unsorted=True), csr().map(CSR.tocsc), sgt())
 EMPTY = COO(np.zeros(0, np.int32), np.zeros(0, np.int32), shape=(0, 4))
 EDGES = np.array([[3, 0, 1, 0, 3], [1, 1, 0, 2, 2]])  # sources, targets
-
-
-def on(xp, A):
-    return A.to("cpu" if xp is np else "cuda")
-
-
-def host(array):
-    return to_device(array, "cpu")
 
 
 def entries(A):
@@ -51,14 +43,14 @@ def entries(A):
 
 def numbered(xp, A):
     """``A`` with the numbers of its entries for values."""
-    return on(xp, A.with_data(np.arange(A.nnz, dtype=np.float64)))
+    return put(xp, A.with_data(np.arange(A.nnz, dtype=np.float64)))
 
 
 @given(A=structures, flip=st.booleans(), tile=st.sampled_from([(16, 8), (2, 3)]))
 @example(A=EMPTY, flip=True, tile=(2, 3))
 def test_every_format_is_the_same_matrix(xp, A, flip, tile):
-    graph = Graph(on(xp, A))
-    expected = host(on(xp, A).toarray(np.float64))
+    graph = Graph(put(xp, A))
+    expected = host(put(xp, A).toarray(np.float64))
     if flip:
         graph, expected = graph.transposed, expected.T
     assert graph.shape == (graph.n_rows, graph.n_cols) == expected.shape
@@ -74,7 +66,7 @@ def test_every_format_is_the_same_matrix(xp, A, flip, tile):
 @given(A=structures, flip=st.booleans())
 @example(A=EMPTY, flip=False)
 def test_degrees_are_those_of_the_rows(xp, A, flip):
-    graph = Graph(on(xp, A))
+    graph = Graph(put(xp, A))
     graph = graph.transposed if flip else graph
     lengths = host(graph.csr.lengths)
     assert host(graph.in_degree).tolist() == lengths.tolist()
@@ -84,7 +76,7 @@ def test_degrees_are_those_of_the_rows(xp, A, flip):
 
 @given(A=structures, flip=st.booleans())
 def test_what_is_built_is_kept(xp, A, flip):
-    graph = Graph(on(xp, A))
+    graph = Graph(put(xp, A))
     graph = graph.transposed if flip else graph
     for ask in (
         lambda: graph.coo,
@@ -105,7 +97,7 @@ def test_what_is_built_is_kept(xp, A, flip):
 
 @given(A=structures)
 def test_the_transpose_shares_everything(xp, A):
-    graph = Graph(on(xp, A))
+    graph = Graph(put(xp, A))
     there = graph.transposed
     assert there.transposed is graph
     assert there.csr.indices is graph.csc.indices
@@ -134,7 +126,7 @@ def test_permutations_carry_values_from_the_users_order(xp, A, flip):
 
 @given(A=structures, flip=st.booleans(), built=st.booleans())
 def test_other_values_reach_every_format(xp, A, flip, built):
-    graph = Graph(on(xp, A))
+    graph = Graph(put(xp, A))
     graph = graph.transposed if flip else graph
     if built:
         for G in (graph, graph.transposed):
@@ -165,7 +157,7 @@ def test_values_given_after_with_data_are_still_in_the_users_order(xp):
 
 
 def test_an_sgt_of_the_same_tile_is_itself_and_its_transpose_a_view(xp):
-    A = on(xp, power_law(40, 200)).tosgt((8, 8))
+    A = put(xp, power_law(40, 200)).tosgt((8, 8))
     assert Graph(A).sgt((8, 8)) is A
     assert Graph(A).transposed.structure == A.tocsr().T
 
@@ -251,7 +243,7 @@ def counted(monkeypatch, calls):
 def test_threads_that_ask_at_once_build_each_format_once(xp, monkeypatch):
     calls = []
     counted(monkeypatch, calls)
-    graph = Graph(on(xp, power_law(300, 3000).T))
+    graph = Graph(put(xp, power_law(300, 3000).T))
     there, n_threads, found = graph.transposed, 16, []
     barrier = Barrier(n_threads)
 
@@ -281,7 +273,7 @@ def test_threads_that_ask_at_once_build_each_format_once(xp, monkeypatch):
 
 @given(A=structures, flip=st.booleans())
 def test_pickles_keep_the_matrix_and_drop_what_was_built(xp, A, flip):
-    graph = Graph(on(xp, A))
+    graph = Graph(put(xp, A))
     graph = graph.transposed if flip else graph
     _ = graph.sgt(), graph.csc_perm, graph.stats
     for there in (pickle.loads(pickle.dumps(graph)), copy.copy(graph), copy.deepcopy(graph)):
@@ -294,7 +286,7 @@ def test_pickles_keep_the_matrix_and_drop_what_was_built(xp, A, flip):
 def test_a_graph_goes_at_once_when_nobody_holds_it(xp):
     gc.disable()
     try:
-        graph = Graph(on(xp, power_law(50, 200)))
+        graph = Graph(put(xp, power_law(50, 200)))
         _ = graph.transposed.sgt(), graph.stats
         gone = weakref.ref(graph)
         del graph

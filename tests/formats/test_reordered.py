@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from op_cases import host, put
 
 from sparsefmt import COO, CSR, DeviceError, DtypeError, Graph, ShapeError
-from sparsefmt.formats.arrays import to_device
 from sparsefmt.reorder import Order
 from sparsefmt.testing import coo, csc, csr, sgt
 
@@ -15,14 +15,6 @@ structures = st.one_of(
     csr(**SQUARE), coo(unsorted=True, **SQUARE), coo(**SQUARE), csc(**SQUARE), sgt(**SQUARE)
 )
 EMPTY = COO(np.zeros(0, np.int32), np.zeros(0, np.int32), shape=(0, 0))
-
-
-def on(xp, A):
-    return A.to("cpu" if xp is np else "cuda")
-
-
-def host(array):
-    return to_device(array, "cpu")
 
 
 def order_of(xp, n, seed, dtype=np.int32):
@@ -42,7 +34,7 @@ def triples(A):
 @example(A=EMPTY, seed=0, flip=False, built=True)
 @example(A=EMPTY, seed=0, flip=True, built=False)
 def test_every_format_is_the_matrix_in_the_new_order(xp, A, seed, flip, built):
-    graph = Graph(on(xp, A))
+    graph = Graph(put(xp, A))
     graph = graph.transposed if flip else graph
     if built:
         _ = graph.coo, graph.csc, graph.sgt((2, 3)), graph.stats, graph.in_degree
@@ -69,7 +61,7 @@ def test_every_format_is_the_matrix_in_the_new_order(xp, A, seed, flip, built):
 @given(A=structures, seed=st.integers(0, 99), flip=st.booleans())
 @example(A=EMPTY, seed=0, flip=False)
 def test_edges_keep_the_order_in_which_they_were_given(xp, A, seed, flip):
-    graph = Graph(on(xp, A))
+    graph = Graph(put(xp, A))
     graph = graph.transposed if flip else graph
     order = order_of(xp, A.n_rows, seed)
     moved = graph.reordered(order)
@@ -91,7 +83,7 @@ def test_edges_keep_the_order_in_which_they_were_given(xp, A, seed, flip):
 
 @given(A=structures, seed=st.integers(0, 99))
 def test_entries_of_a_row_keep_their_order(xp, A, seed):
-    graph = Graph(on(xp, A))
+    graph = Graph(put(xp, A))
     order = order_of(xp, A.n_rows, seed)
     before, after = graph.csr.to("cpu"), graph.reordered(order).csr.to("cpu")
     perm, inverse = host(order.perm), host(order.inverse)
@@ -105,7 +97,7 @@ def test_entries_of_a_row_keep_their_order(xp, A, seed):
 
 @given(A=structures, seed=st.integers(0, 99))
 def test_there_and_back_is_the_graph(xp, A, seed):
-    graph = Graph(on(xp, A))
+    graph = Graph(put(xp, A))
     order = order_of(xp, A.n_rows, seed)
     again = graph.reordered(order).reordered(Order(order.inverse))
     assert host(again.csr.indptr).tolist() == host(graph.csr.indptr).tolist()
@@ -118,7 +110,7 @@ def test_there_and_back_is_the_graph(xp, A, seed):
 def test_columns_in_disorder_stay_so(xp):
     indptr, indices = np.array([0, 3, 3, 5], np.int32), np.array([2, 0, 1, 1, 1], np.int32)
     A = CSR(indptr, indices, np.arange(5.0), shape=(3, 3))
-    moved = Graph(on(xp, A)).reordered(Order(xp.asarray(np.array([2, 0, 1], np.int32))))
+    moved = Graph(put(xp, A)).reordered(Order(xp.asarray(np.array([2, 0, 1], np.int32))))
     assert host(moved.csr.indptr).tolist() == [0, 2, 5, 5]
     assert host(moved.csr.indices).tolist() == [2, 2, 0, 1, 2]
     assert host(moved.csr.data).tolist() == [3, 4, 0, 1, 2]
@@ -129,7 +121,7 @@ def test_columns_in_disorder_stay_so(xp):
 @pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
 def test_indices_keep_their_dtype_whatever_the_orders(xp, dtype, index_dtype):
     row, col = np.array([[3, 0, 1], [1, 2, 2]], index_dtype)
-    graph = Graph(on(xp, COO(row, col, shape=(4, 4))))
+    graph = Graph(put(xp, COO(row, col, shape=(4, 4))))
     moved = graph.reordered(order_of(xp, 4, 0, dtype))
     for B in (moved.csr, moved.csc, moved.coo, moved.structure):
         assert B.index_dtype == index_dtype
@@ -138,7 +130,7 @@ def test_indices_keep_their_dtype_whatever_the_orders(xp, dtype, index_dtype):
 
 def test_values_given_afterwards_belong_to_the_same_edges(xp):
     row, col = np.array([[3, 0, 1, 0], [1, 2, 2, 0]], np.int32)
-    graph = Graph(on(xp, COO(row, col, shape=(4, 4))))
+    graph = Graph(put(xp, COO(row, col, shape=(4, 4))))
     order = order_of(xp, 4, 5)
     values = xp.asarray([1.0, 2.0, 3.0, 4.0])
     one, two = graph.with_data(values).reordered(order), graph.reordered(order).with_data(values)
@@ -151,7 +143,7 @@ def test_values_given_afterwards_belong_to_the_same_edges(xp):
 
 def test_it_leaves_the_graph_and_its_values_alone(xp):
     row, col = np.array([[3, 0, 1, 0], [1, 2, 2, 0]], np.int32)
-    graph = Graph(on(xp, COO(row, col, np.arange(4.0), shape=(4, 4))))
+    graph = Graph(put(xp, COO(row, col, np.arange(4.0), shape=(4, 4))))
     first = graph.csr
     before = host(first.indices).tolist(), host(first.data).tolist()
     moved = graph.reordered(order_of(xp, 4, 1))
@@ -162,7 +154,7 @@ def test_it_leaves_the_graph_and_its_values_alone(xp):
 
 
 def test_what_is_no_order_is_refused(xp):
-    graph = Graph(on(xp, COO(np.array([1]), np.array([0]), shape=(3, 3))))
+    graph = Graph(put(xp, COO(np.array([1]), np.array([0]), shape=(3, 3))))
     with pytest.raises(DtypeError, match=r"^order is a list: give a reorder\.Order\.$"):
         graph.reordered([2, 0, 1])
     with pytest.raises(DtypeError, match="order is a ndarray"):
@@ -171,14 +163,14 @@ def test_what_is_no_order_is_refused(xp):
 
 @pytest.mark.parametrize("n", [0, 2, 4])
 def test_an_order_of_more_or_fewer_vertices_is_refused(xp, n):
-    graph = Graph(on(xp, COO(np.array([1]), np.array([0]), shape=(3, 3))))
+    graph = Graph(put(xp, COO(np.array([1]), np.array([0]), shape=(3, 3))))
     with pytest.raises(ShapeError, match=rf"shape \(3, 3\) and order {n} vertices: give"):
         graph.reordered(order_of(xp, n, 0))
 
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_a_graph_that_is_not_square_is_refused(xp, n):
-    graph = Graph(on(xp, COO(np.array([1]), np.array([2]), shape=(2, 3))))
+    graph = Graph(put(xp, COO(np.array([1]), np.array([2]), shape=(2, 3))))
     for one in (graph, graph.transposed):
         with pytest.raises(ShapeError, match=f"and order {n} vertices: give one of as many"):
             one.reordered(order_of(xp, n, 0))

@@ -23,7 +23,9 @@ def test_what_was_kept_is_read_or_refused(tmp_path):
 
 
 def test_mutated_files_are_read_or_refused(tmp_path):
-    @SMOKE
+    """Of every kind but Planetoid's other parts, which ``test_io_planetoid`` mutates."""
+
+    @settings(SMOKE, max_examples=600)
     @given(readers.files(), readers.OPTIONS)
     def law(file, options):
         readers.outcome(tmp_path, file, options)

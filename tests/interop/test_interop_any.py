@@ -11,7 +11,7 @@ from hypothesis import given
 
 import sparsefmt
 from sparsefmt import COO, CSC, CSR, SGT, Graph, interop
-from sparsefmt.errors import DtypeError, ShapeError, UnsupportedError
+from sparsefmt.errors import DeviceError, DtypeError, ShapeError, UnsupportedError
 from sparsefmt.interop import as_sparse
 from sparsefmt.testing import cbsr, coo, csc, csr, sgt
 
@@ -169,50 +169,47 @@ def test_the_module_names_its_functions():
         assert "Parameters\n" in function.__doc__
 
 
-# Components: what speaks DLPack, or is a sequence, becomes an array
+# Each library's functions: what they take, and what they need
+
+TAKES = {
+    "from_scipy": r"from_scipy got a .*: .*from_dense",
+    "from_cupyx": "from_cupyx got a .*give a cupyx",
+    "from_torch": r"from_torch got a .*give a torch\.Tensor",
+    "from_networkx": r"from_networkx got a .*give a networkx\.Graph",
+    "from_dgl": r"from_dgl got a .*give a dgl\.DGLGraph",
+    "from_pyg": "from_pyg got a .*neither edge_index nor adj_t, give a graph",
+    "to_scipy": "to_scipy got a .*give a COO, CSR, CSC",
+    "to_cupyx": "to_cupyx got a .*give a COO, CSR",
+    "to_torch": "to_torch got a .*give a COO, CSR, CSC",
+    "to_networkx": "to_networkx got a .*give a COO",
+    "to_dgl": "to_dgl got a .*give a COO",
+    "to_edge_index": "to_edge_index got a .*give a COO, CSR, CSC",
+    "to_pyg": "to_edge_index got a .*give a COO, CSR, CSC",
+}
+NEEDS = {
+    "from_cupyx": ("cupy", r"pip install 'sparsefmt\[cuda13\]'"),
+    "to_cupyx": ("cupy", r"pip install 'sparsefmt\[cuda13\]'"),
+    "to_torch": ("torch", r"pip install 'sparsefmt\[torch\]'"),
+    "to_networkx": ("networkx", "pip install networkx"),
+    "to_dgl": ("dgl", r"to_dgl needs DGL: see https://www\.dgl\.ai"),
+    "to_pyg": ("torch_geometric.data", "pip install torch-geometric"),
+}
 
 
-@pytest.mark.parametrize("index_dtype", ["int32", "int64"])
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_numpy_components_are_shared(index_dtype, dtype):
-    indptr, indices = np.array([0, 1, 3], index_dtype), np.array([1, 0, 1], index_dtype)
-    values = np.ones(3, dtype)
-    for make in (CSR, CSC):
-        A = make(indptr, indices, values, shape=(2, 2))
-        assert np.shares_memory(A.indptr, indptr)
-        assert np.shares_memory(A.indices, indices)
-        assert np.shares_memory(A.data, values)
-    A = COO(indices, indices, values, shape=(2, 2))
-    assert np.shares_memory(A.row, indices)
-    assert np.shares_memory(A.data, values)
+@pytest.mark.parametrize("value", [None, 3.0, [[1.0]], {0: [1]}, np.eye(2)], ids=type)
+@pytest.mark.parametrize("name", TAKES)
+def test_what_a_function_does_not_take_is_refused(monkeypatch, name, value):
+    monkeypatch.setitem(sys.modules, "dgl", ModuleType("dgl"))
+    with pytest.raises(UnsupportedError, match=TAKES[name]):
+        getattr(interop, name)(value)
 
 
-class OnlyDLPack:
-    """An array of some library that this package has never heard of."""
-
-    def __init__(self, array):
-        self.array = array
-
-    def __dlpack__(self, **options):
-        return self.array.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self.array.__dlpack_device__()
-
-
-@pytest.mark.parametrize("make", [CSR, CSC])
-def test_any_dlpack_component_is_shared(make):
-    indptr, indices, values = np.array([0, 1, 3]), np.array([1, 0, 1]), np.ones(3)
-    A = make(OnlyDLPack(indptr), OnlyDLPack(indices), OnlyDLPack(values), shape=(2, 2))
-    assert np.shares_memory(A.indptr, indptr)
-    assert np.shares_memory(A.indices, indices)
-    assert np.shares_memory(A.data, values)
-
-
-def test_any_dlpack_values_are_shared():
-    values = np.ones(1)
-    A = COO([0], [0], shape=(1, 1)).with_data(OnlyDLPack(values))
-    assert np.shares_memory(A.data, values)
+@pytest.mark.parametrize("name", NEEDS)
+def test_without_its_library_the_error_says_what_to_install(monkeypatch, name):
+    module, text = NEEDS[name]
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(DeviceError if module == "cupy" else UnsupportedError, match=text):
+        getattr(interop, name)(sparsefmt.from_dense(X) if name.startswith("to") else None)
 
 
 @pytest.mark.gpu

@@ -446,12 +446,6 @@ def test_indices_that_int32_cannot_hold_are_refused():
         from_edge_index(np.array([[0], [2**33]]), index_dtype="int32")
 
 
-@pytest.mark.parametrize("value", [None, 3, [1], torch.eye(2), SimpleNamespace(x=1)])
-def test_from_pyg_takes_graphs_only(value):
-    with pytest.raises(UnsupportedError, match="neither edge_index nor adj_t, give a graph"):
-        from_pyg(value)
-
-
 def test_an_empty_data_is_no_graph():
     from torch_geometric.data import Data
 
@@ -543,19 +537,6 @@ def test_weights_of_a_data_that_require_grad_are_refused():
 def test_a_rectangular_matrix_is_no_data():
     with pytest.raises(ShapeError, match=re.escape("to_pyg: A has shape (2, 4)")):
         to_pyg(from_edge_index(edges(), num_nodes=(4, 2)))
-
-
-@pytest.mark.parametrize("function", [to_edge_index, to_pyg])
-@pytest.mark.parametrize("value", [None, np.eye(2)])
-def test_only_formats_go_out(function, value):
-    with pytest.raises(UnsupportedError, match=r"got a .*give a COO, CSR, CSC"):
-        function(value)
-
-
-def test_without_pyg_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch_geometric.data", None)
-    with pytest.raises(UnsupportedError, match="pip install torch-geometric"):
-        to_pyg(from_edge_index(edges()))
 
 
 def test_arrays_need_no_torch(monkeypatch):

@@ -357,18 +357,6 @@ def test_products_agree(format):
 # Refusals
 
 
-@pytest.mark.parametrize("value", [np.eye(3), [[1.0]], None, 3.0])
-def test_from_torch_takes_tensors_only(value):
-    with pytest.raises(UnsupportedError, match=r"from_torch got a .*give a torch\.Tensor"):
-        from_torch(value)
-
-
-@pytest.mark.parametrize("value", [np.eye(3), None, torch.eye(2)])
-def test_to_torch_takes_formats_only(value):
-    with pytest.raises(UnsupportedError, match=r"to_torch got a .*give a COO, CSR, CSC"):
-        to_torch(value)
-
-
 @pytest.mark.parametrize("format", FORMATS)
 def test_tensors_that_require_grad_are_refused(format):
     tensor = foreign(format).requires_grad_()
@@ -462,12 +450,6 @@ def test_values_that_overflow_the_wanted_dtype_are_refused():
         from_torch(torch.tensor([[1e5]]).to_sparse(), dtype="float16")
 
 
-def test_without_torch_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(UnsupportedError, match=re.escape("pip install 'sparsefmt[torch]'")):
-        to_torch(example())
-
-
 @pytest.mark.parametrize("format", FORMATS)
 def test_without_ml_dtypes_bfloat16_says_what_to_install(monkeypatch, format):
     tensor = foreign(format, "bfloat16")
@@ -507,13 +489,6 @@ def test_components_go_to_torch_without_a_copy():
 def test_a_component_that_requires_grad_is_refused():
     with pytest.raises(DtypeError, match=r"data: .*requires? grad.*detach"):
         example("coo").with_data(torch.ones(5, requires_grad=True))
-
-
-def test_strided_components_are_made_contiguous():
-    pairs = torch.tensor([[0, 1], [1, 0], [1, 1]])
-    A = COO(pairs[:, 0], pairs[:, 1], shape=(2, 2))
-    assert A.row.flags.c_contiguous
-    assert A.row.tolist() == [0, 1, 1]
 
 
 @pytest.mark.gpu

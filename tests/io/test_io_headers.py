@@ -136,10 +136,12 @@ def test_no_header_takes_more_than_its_limit(tmp_path):
     for path in known:
         write(path, COO(*np.eye(2, dtype=np.int32), np.ones(2), shape=(2, 2)))
     files = [save(tmp_path, kind, shape) for shape, kind in itertools.product(SHAPES, KINDS)]
+    places = itertools.product(range(len(files)), range(len(FORMATS)), range(len(WISHES)))
     asked = [
-        {"path": path, "format": format, "options": options}
-        for path, format, options in itertools.product(files, FORMATS, WISHES)
-    ]
+        {"path": files[file], "format": FORMATS[format], "options": WISHES[wish]}
+        for file, format, wish in places
+        if (file // len(KINDS) + file + format + wish) % 2 == 0  # shape, kind, format and wish
+    ]  # half of them, and every three of the four
     done = subprocess.run(
         [sys.executable, "-c", CODE, str(LIMIT), *known],
         input="\n".join(map(json.dumps, asked)),

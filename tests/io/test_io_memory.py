@@ -81,7 +81,7 @@ def test_archives_of_every_format_stay_within_their_limit(tmp_path, format):
         write(path, A)
         limit, refused = 2**20, "not yet"
         while refused is not READ:
-            limit = limit * 3 // 2
+            limit *= 2
             refused = refusal(path, limit, format=goal)
             assert limit < 2**30
 

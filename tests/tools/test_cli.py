@@ -460,7 +460,7 @@ CLOSED = {
 
 
 @pytest.mark.skipif(os.name != "posix", reason="closes streams with a POSIX shell")
-@pytest.mark.covering("case", "closing", one_in=2)
+@pytest.mark.covering("case", "closing", one_in=4)
 @pytest.mark.parametrize("closing", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize("case", CLOSED)
 def test_closed_streams_are_no_error(folder, case, closing):

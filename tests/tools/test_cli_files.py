@@ -2,9 +2,11 @@
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -41,7 +43,8 @@ ENDINGS = ["csv", "txt.gz", "csv.bz2"]
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     write(tmp_path / "in.npz", power_law(400, 3000, community=50, seed=1))
     return tmp_path
 
@@ -103,9 +106,15 @@ def test_a_signal_leaves_the_picture_that_was_there(folder, command, target):
     assert end(process, signal.SIGTERM) == (143, "")
     assert (folder / target).read_bytes() == before
     assert {one.name for one in folder.iterdir()} == {"in.npz", target}
-    end(begin(folder, target, *DRAWING[command]), signal.SIGKILL)
-    assert (folder / target).read_bytes() == before
-    plot.save(Figure(), folder / target)
+
+
+def test_the_next_picture_removes_what_a_killed_one_left(folder):
+    plot.save(Figure(), folder / "out.png")
+    before = (folder / "out.png").read_bytes()
+    end(begin(folder, "out.png", *DRAWING["plot"]), signal.SIGKILL)
+    assert (folder / "out.png").read_bytes() == before
+    assert len(hidden(folder)) == 1
+    plot.save(Figure(), folder / "out.png")
     assert hidden(folder) == []
 
 
@@ -156,44 +165,36 @@ def test_the_longest_name_can_be_written(folder):
 TARGETS = ["out.npz", "out.mtx", "out.csv", "out.mtx.gz", "out.txt.bz2"]
 
 
-def convert(folder, target, *options, before=""):
-    return sparsefmt(folder, "convert", "in.npz", target, *options, before=before)
-
-
-def sparsefmt(folder, *arguments, before=""):
-    code = (
-        f"import resource, signal, sys\n{before}\nfrom sparsefmt import cli\nsys.exit(cli.main())"
-    )
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+@contextmanager
+def largest_file(size):
+    """Let this process write no file beyond ``size`` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_limit_of_file_sizes_names_the_target(folder, target):
-    limit = "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))"
-    done = convert(folder, target, before=limit)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"sparsefmt: error: {target}: File too large\n"
+def test_a_limit_of_file_sizes_names_the_target(folder, capsys, target):
+    with largest_file(1000):
+        assert main(["convert", "in.npz", target]) == 2
+    assert capsys.readouterr() == ("", f"sparsefmt: error: {target}: File too large\n")
     assert [one.name for one in folder.iterdir()] == ["in.npz"]
 
 
 @pytest.mark.parametrize("target", PICTURES)
 @pytest.mark.parametrize("command", DRAWING)
 @pytest.mark.covering("target", "command", one_in=3)
-def test_a_picture_that_does_not_fit_is_named_and_leaves_the_old_one(folder, command, target):
+def test_a_picture_that_does_not_fit_is_named_and_leaves_the_old_one(
+    folder, capsys, command, target
+):
     plot.save(Figure(figsize=(1, 1)), folder / target)
     before = (folder / target).read_bytes()
-    limit = "resource.setrlimit(resource.RLIMIT_FSIZE, (10240, 10240))"
-    done = sparsefmt(folder, *DRAWING[command], target, before=limit)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == f"sparsefmt: error: {target}: File too large"
-    assert "Traceback" not in done.stderr
+    with largest_file(10240):
+        assert main([*DRAWING[command], target]) == 2
+    assert capsys.readouterr().err == f"sparsefmt: error: {target}: File too large\n"
     assert (folder / target).read_bytes() == before
     assert {one.name for one in folder.iterdir()} == {"in.npz", target}
 
@@ -203,8 +204,7 @@ OUTPUTS = {"convert": ["convert", "in.npz"], **DRAWING}
 
 @pytest.mark.parametrize("command", OUTPUTS)
 @pytest.mark.parametrize("kind", ["device", "pipe"])
-def test_no_output_goes_to_a_device_or_pipe(folder, monkeypatch, capsys, command, kind):
-    monkeypatch.chdir(folder)
+def test_no_output_goes_to_a_device_or_pipe(folder, capsys, command, kind):
     target = "out.npz" if command == "convert" else "out.png"
     Path(target).symlink_to("/dev/full") if kind == "device" else os.mkfifo(target)
     for force in ([], ["--force"]):
@@ -217,7 +217,6 @@ def test_no_output_goes_to_a_device_or_pipe(folder, monkeypatch, capsys, command
 
 @pytest.mark.parametrize("command", OUTPUTS)
 def test_an_output_need_not_be_readable(folder, monkeypatch, capsys, command):
-    monkeypatch.chdir(folder)
     target = Path("out.npz" if command == "convert" else "out.png")
     target.write_text("old")
     honest = Path.open
@@ -257,8 +256,7 @@ HELD = {
 @pytest.mark.parametrize("case", HELD)
 @pytest.mark.parametrize("command", DRAWING)
 @pytest.mark.covering("case", "command", one_in=3)
-def test_only_pictures_are_replaced_without_force(folder, monkeypatch, capsys, command, case):
-    monkeypatch.chdir(folder)
+def test_only_pictures_are_replaced_without_force(folder, capsys, command, case):
     content, replaced = HELD[case]
     Path("out.png").write_bytes(content)
     assert main([*DRAWING[command], "out.png"]) == (0 if replaced else 2)
@@ -325,20 +323,21 @@ class Full:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_force_overwrites_and_nothing_else_does(folder, target):
+def test_force_overwrites_and_nothing_else_does(folder, capsys, target):
     (folder / target).write_text("old")
-    done = convert(folder, target)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"{target} exists: give another name, or --force to overwrite it" in done.stderr
+    assert main(["convert", "in.npz", target]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"{target} exists: give another name, or --force to overwrite it" in err
     assert (folder / target).read_text() == "old"
-    assert convert(folder, target, "--force").returncode == 0
+    assert main(["convert", "in.npz", target, "--force"]) == 0
     assert read(folder / target).nnz == 3000
 
 
 @pytest.mark.parametrize("text", ['{"a": 1}', "%%MatrixMarket matrix array real general\n1 1\n1\n"])
-def test_what_a_user_sees_is_one_line(folder, text):
+def test_what_a_user_sees_is_one_line(folder, capsys, text):
     (folder / "in.npz").write_text(text)
-    done = convert(folder, "out.npz")
-    assert done.returncode == 2
-    assert done.stderr.startswith("sparsefmt: error: in.npz: it holds ")
-    assert done.stderr.count("\n") == 1
+    assert main(["convert", "in.npz", "out.npz"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("sparsefmt: error: in.npz: it holds ")
+    assert err.count("\n") == 1

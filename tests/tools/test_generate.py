@@ -4,18 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from op_cases import host
 
 from sparsefmt import DtypeError, IndexRangeError, ShapeError, UnsupportedError, _random, generate
-from sparsefmt.formats.arrays import to_device
 from sparsefmt.generate import banded, dense_block, power_law, power_law_with_labels, star
 
 
 def device(xp):
     return "cpu" if xp is np else "cuda"
-
-
-def host(array):
-    return to_device(array, "cpu")
 
 
 @settings(max_examples=30)

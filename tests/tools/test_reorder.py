@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from op_cases import host
 
 from sparsefmt import (
     COO,
@@ -15,7 +16,6 @@ from sparsefmt import (
     ShapeError,
     UnsupportedError,
 )
-from sparsefmt.formats.arrays import to_device
 from sparsefmt.formats.cbsr import CBSR
 from sparsefmt.generate import banded, power_law_with_labels
 from sparsefmt.reorder import Order, community_order, degree_order, rcm_order
@@ -31,10 +31,6 @@ LOOP = CSR(np.array([0, 2]), np.array([0, 0]), shape=(1, 1))
 
 def on(xp, A):
     return A.to("cpu" if xp is np else "cuda")
-
-
-def host(array):
-    return to_device(array, "cpu")
 
 
 def drawn_order(data, n, dtype=np.int32):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from op_cases import put
 
 from sparsefmt import COO, CSR, DtypeError, ShapeError
-from sparsefmt.formats.arrays import to_device
 from sparsefmt.generate import banded, star
 from sparsefmt.stats import summarize
 from sparsefmt.testing import cbsr, coo, csr, sgt
@@ -18,14 +18,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 any_format = st.one_of(csr(hubs=True), coo(), csr().map(CSR.tocsc), sgt(), cbsr())
 NOTHING = CSR(np.zeros(1, np.int32), np.zeros(0, np.int32), shape=(0, 0))
 NO_ROWS = CSR(np.zeros(1, np.int32), np.zeros(0, np.int32), shape=(0, 3))
-
-
-def on(xp, A):
-    return A.to("cpu" if xp is np else "cuda")
-
-
-def host(array):
-    return to_device(array, "cpu")
 
 
 def counts(A):
@@ -40,7 +32,7 @@ def counts(A):
 @example(A=NOTHING)
 @example(A=NO_ROWS)
 def test_degrees_agree_with_counting(xp, A):
-    stats = summarize(on(xp, A))
+    stats = summarize(put(xp, A))
     for found, axis in ((stats.in_degree, 1), (stats.out_degree, 0)):
         degrees = counts(A).sum(axis=axis)
         if not len(degrees):
@@ -59,20 +51,20 @@ def test_degrees_agree_with_counting(xp, A):
 def test_gini_is_half_the_mean_difference(xp, A):
     degrees = np.diff(A.indptr).astype(float)
     differences = abs(degrees[:, None] - degrees).mean()
-    gini = summarize(on(xp, A)).in_degree.gini
+    gini = summarize(put(xp, A)).in_degree.gini
     assert gini == pytest.approx(differences / (2 * degrees.mean()), abs=1e-12)
 
 
 def test_the_top_percent_is_rounded_up(xp):
-    stats = summarize(on(xp, star(150)))
+    stats = summarize(put(xp, star(150)))
     assert stats.in_degree.top_share == pytest.approx((149 + 1) / 298)
-    assert summarize(on(xp, banded(99, 0))).in_degree.top_share == pytest.approx(1 / 99)
+    assert summarize(put(xp, banded(99, 0))).in_degree.top_share == pytest.approx(1 / 99)
 
 
 @given(A=any_format)
 @example(A=NOTHING)
 def test_structure_agrees_with_a_dense_oracle(xp, A):
-    stats, cells = summarize(on(xp, A)), counts(A)
+    stats, cells = summarize(put(xp, A)), counts(A)
     assert (stats.n_rows, stats.n_cols, stats.nnz) == (*A.shape, A.nnz)
     assert stats.density == pytest.approx(A.nnz / cells.size if cells.size else 0.0)
     assert stats.duplicates == A.nnz - np.count_nonzero(cells)
@@ -88,12 +80,12 @@ def test_structure_agrees_with_a_dense_oracle(xp, A):
 def test_what_is_made_symmetric_is_symmetric(xp, A):
     both = A.tocoo()
     row, col = np.concatenate([both.row, both.col]), np.concatenate([both.col, both.row])
-    assert summarize(on(xp, COO(row, col, shape=A.shape))).is_symmetric
+    assert summarize(put(xp, COO(row, col, shape=A.shape))).is_symmetric
 
 
 @given(A=csr(max_side=20))
 def test_tiles_and_bytes_are_those_of_the_formats(xp, A):
-    A = on(xp, A)
+    A = put(xp, A)
     stats = summarize(A, tiles=[(4, 2), (16, 8)])
     for found, tile in zip(stats.tiles, [(4, 2), (16, 8)], strict=True):
         B = A.tosgt(tile)
@@ -106,7 +98,7 @@ def test_tiles_and_bytes_are_those_of_the_formats(xp, A):
 
 
 def test_nothing_is_computed_before_it_is_asked_for(xp):
-    stats = summarize(on(xp, banded(50, 2)))
+    stats = summarize(put(xp, banded(50, 2)))
     assert set(vars(stats)) == {"matrix", "tile_shapes"}
     tiles = stats.tiles
     assert stats.tiles is tiles
@@ -114,20 +106,20 @@ def test_nothing_is_computed_before_it_is_asked_for(xp):
 
 
 def test_a_summary_reads_well(xp):
-    text = str(summarize(on(xp, banded(1000, 1).with_data(np.ones(2998)))))
+    text = str(summarize(put(xp, banded(1000, 1).with_data(np.ones(2998)))))
     assert "1000 x 1000, 2998 entries, density 3.00e-03, symmetric" in text
     assert "rows      min 2, mean 3.00, median 3, max 3" in text
     assert "1000 self loops, 0 duplicates, mean |i - j| 0.7" in text
     assert "16x8      " in text
     assert "KiB" in text
-    assert "rectangular" in str(summarize(on(xp, NO_ROWS)))
-    assert "matrix" not in repr(summarize(on(xp, NOTHING)))
+    assert "rectangular" in str(summarize(put(xp, NO_ROWS)))
+    assert "matrix" not in repr(summarize(put(xp, NOTHING)))
 
 
 def test_a_table_has_one_line_a_graph_and_the_mean(monkeypatch, xp):
     monkeypatch.syspath_prepend(str(REPOSITORY))
     tile_table = importlib.import_module("benchmarks.tiles.tiles").tile_table
-    graphs = [("band", on(xp, banded(64, 1))), ("star", on(xp, star(64)))]
+    graphs = [("band", put(xp, banded(64, 1))), ("star", put(xp, star(64)))]
     lines = tile_table(graphs, tiles=[(8, 8)]).splitlines()
     assert lines[0] == "| graph | rows | entries | 8x8 saved | 8x8 density |"
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| band", "| star", "| **mean**"]

@@ -700,7 +700,7 @@ quiet = settings(database=None, derandomize=True, max_examples=500)
 for name in ("COO", "CSR", "CSC", "SGT", "CBSR"):
     kind = getattr(sparsefmt, name)
     strategy = st.from_type(kind)
-    print(type(find(strategy, lambda A: A.nnz >= 1, settings=quiet)).__name__)
+    print(type(find(strategy, lambda A: True, settings=quiet)).__name__)
 import sys
 print(any(type(finder).__name__ == "_Watch" for finder in sys.meta_path))
 """
