@@ -247,13 +247,13 @@ def empty():
 GRAPHS = [directed, looped, with_repeated_loops, empty]
 
 
-def both(row, options):
+def both(row, options, device="cpu"):
     """Ours and PyG's, drawn at the same seed."""
-    found = []
+    made = []
     for library in (nn, pyg):
         torch.default_generator.manual_seed(5)  # not devices too, for 2 ms
-        found.append(row.make(library, **options).double())
-    return found
+        made.append(row.make(library, **options).double().to(device))
+    return made
 
 
 def is_made(parameter):
@@ -269,7 +269,11 @@ def outcome(layer, x, edges, given):
     one = leaves[0] if len(leaves) == 1 else tuple(leaves)
     y = tree_leaves(layer(one, edges, **(given | floats)))  # and the weights of edges, of some
     wanted = [*leaves, *floats.values(), *filter(is_made, layer.parameters())]
-    slopes = [(one * numbers(*one.shape, seed=7)).sum() for one in y if one.is_floating_point()]
+    slopes = [
+        (one * numbers(*one.shape, seed=7).to(one.device)).sum()
+        for one in y
+        if one.is_floating_point()
+    ]
     found = torch.autograd.grad(sum(slopes), wanted, allow_unused=True)
     zeros = [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, found, strict=True)]
     return [*y, *zeros]
@@ -286,8 +290,17 @@ def name_of(value):
     return None
 
 
-@pytest.mark.parametrize(("name", "options"), SINGLE + TOGETHER, ids=name_of)
-def test_an_argument_has_pygs_effect(name, options):
+def placed(values, device):
+    return {k: v.to(device) if torch.is_tensor(v) else v for k, v in values.items()}
+
+
+ON_GPU = [one for one in [*((name, {}) for name in ROWS), *TOGETHER] if "aggr" not in one[1]]
+PLACES = [(*one, "cpu") for one in SINGLE + TOGETHER]
+PLACES += [pytest.param(*one, "cuda", marks=pytest.mark.gpu) for one in ON_GPU]
+
+
+@pytest.mark.parametrize(("name", "options", "device"), PLACES, ids=name_of)
+def test_an_argument_has_pygs_effect(name, options, device):
     row = ROWS[name]
     if row.make is of_gine and options.get("edge_dim") is not None:
         ways = [lambda edges: edge_features(edges, EDGE_DIM)]
@@ -296,9 +309,9 @@ def test_an_argument_has_pygs_effect(name, options):
         ways = row.forward
     for way in ways:
         for make in GRAPHS:
-            edges = make()
-            given, x = way(edges), [numbers(N, FEAT)]
-            mine, theirs = both(row, options)
+            edges, x = make().to(device), [numbers(N, FEAT).to(device)]
+            given = placed(way(edges), device)
+            mine, theirs = both(row, options, device)
             assert repr(mine).startswith(repr(theirs)[:-1].split("(nn=")[0])
             ours, expected = (outcome(one, x, edges, given) for one in (mine, theirs))
             if make is with_repeated_loops and "edge_weight" in given:
@@ -306,10 +319,21 @@ def test_an_argument_has_pygs_effect(name, options):
                 loop = edges[0] == edges[1]
                 ours[2][loop] = expected[2][loop] = 0
             assert_same(ours, expected)
-            # Again, in evaluation, where the graph and parameters are known.
-            assert_same([mine.eval()(x[0], edges, **given)], [theirs.eval()(x[0], edges, **given)])
             states = mine.state_dict(), theirs.state_dict()
             assert list(states[0]) == list(states[1])
+            theirs.load_state_dict(states[0])
+            # Again, in evaluation, where the graph and parameters are known, and of a graph.
+            again = theirs.eval()(x[0], edges, **given)
+            assert_same([mine.eval()(x[0], edges, **given)], [again])
+            graph = Graph.from_edge_index(edges, num_nodes=N)
+            if not getattr(mine, "cached", False):
+                assert_same([mine(x[0], graph, **given)], [again])
+            for layer in (mine, theirs):
+                torch.default_generator.manual_seed(8)
+                layer.reset_parameters()
+            assert_same(
+                *(list(filter(is_made, one.state_dict().values())) for one in (mine, theirs))
+            )
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -327,22 +351,34 @@ def test_tag_makes_all_its_weights_at_the_first_features():
     assert [tuple(one.weight.shape) for one in layer.lins] == [(OUT, FEAT)] * 3
 
 
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.pairs])
-@pytest.mark.parametrize("sizes", [(9, 5), (5, 9)])
-def test_features_of_two_ends_have_pygs_effect(name, sizes):
+#: Layers of two ends; but these two take no targets without features.
+PAIRS = [*(name for name, row in ROWS.items() if row.pairs), "GATv2Conv", "TransformerConv"]
+WIDE = 3  # of targets, where a layer tells them from sources
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("sizes", [(9, 5), (5, 9), (7, 7)])
+def test_features_of_two_ends_have_pygs_effect(device, name, sizes):
     row = ROWS[name]
     generator = torch.Generator().manual_seed(2)
-    edges = torch.stack([torch.randint(0, n, (25,), generator=generator) for n in sizes])
-    x = [numbers(n, FEAT, seed=n) for n in sizes]
-    for options in ({}, *row.together):
-        if "flow" in options:
+    ends = torch.stack([torch.randint(0, n, (25,), generator=generator) for n in sizes])
+    edges, graph = ends.to(device), Graph.from_edge_index(ends, num_nodes=sizes).to(device)
+    for options in ({}, {"in_channels": (FEAT, WIDE)}, *row.together):
+        if "flow" in options or "share_weights" in options:
             continue  # refused beside two ends: PyG adds rows of the wrong end
-        if "edge_dim" not in options:
-            for given in ({}, {"size": sizes}):
-                beside = row.forward[0](edges) | given
-                mine, theirs = both(row, options)
-                assert_same(*(outcome(one, x, edges, beside) for one in (mine, theirs)))
-                alone = beside | {"size": sizes}
+        if "GIN" in name and ("in_channels" in options or "edge_dim" in options):
+            continue
+        widths = options.get("in_channels", (FEAT, FEAT))
+        x = [numbers(n, k, seed=n).to(device) for n, k in zip(sizes, widths, strict=True)]
+        beside = placed(row.forward[0](ends), device)
+        mine, theirs = both(row, options, device)
+        expected = outcome(theirs, x, edges, beside)
+        for given in (edges, graph):
+            for more in ({}, {"size": sizes}) if row.pairs else ({},):
+                assert_same(outcome(mine, x, given, beside | more), expected)
+        if row.pairs:
+            for size in (sizes,) if sizes[1] > sizes[0] else (sizes, None):
+                alone = beside | {"size": size}
                 call = (x[0], None), edges
                 assert_same([mine(*call, **alone)], [theirs(*call, **alone)])
 

@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
 
 from test_agnn import edges  # noqa: E402
+from test_pyg_graphs import SparseTensor  # noqa: E402
 from torch.autograd import gradgradcheck  # noqa: E402
 from torch.nn.parameter import UninitializedParameter  # noqa: E402
 from torch_geometric import EdgeIndex  # noqa: E402
@@ -174,15 +175,6 @@ def test_weights_of_a_graph_are_those_of_its_edge_index(name):
     assert_same(leaves(layer(x, graph, attr)), expected[:1])
 
 
-@pytest.mark.parametrize("shape", [(9, 6), (6, 9)])
-def test_gat_takes_targets_without_features(shape):
-    mine, other = both("GATConv", (WIDTH, 4), OUT, heads=2, residual=True)
-    given, x = bipartite(*shape), (random(shape[0], WIDTH), None)
-    for more in ({}, {"return_attention_weights": True}):
-        found = [everything(one, x, given, size=shape, **more) for one in (mine, other)]
-        assert_same(*found)
-
-
 @pytest.mark.parametrize("layout", ["coo", "csr"])
 @pytest.mark.parametrize("loops", [True, False])
 @EACH
@@ -204,34 +196,14 @@ def test_weights_of_a_sparse_matrix_are_a_sparse_matrix(name, loops, layout):
     assert_same(*([one] for one in gradients))
 
 
-class SparseTensor:
-    """What torch_sparse.SparseTensor has that is read here; values stand beside it."""
-
-    def __init__(self, A, looped=False):
-        self.A, self.looped = A, looped
-
-    def csr(self):
-        return self.A.crow_indices(), self.A.col_indices(), None
-
-    def sparse_sizes(self):
-        return tuple(self.A.shape)
-
-    def set_diag(self):
-        return SparseTensor(self.A, looped=True)
-
-    def set_value(self, value, layout):
-        assert layout == "coo"
-        return self.looped, value
-
-
 @EACH
 def test_weights_of_a_sparse_tensor_are_its_values(name):
     layer, x = both(name, WIDTH, OUT, heads=2)[0], random(N, WIDTH)
     dense = torch.zeros(N, N).index_put(tuple(edges("some").flip(0)), torch.ones(()))
-    y, (_, weights) = layer(x, dense.to_sparse_csr(), return_attention_weights=True)
-    found, (looped, values) = layer(
-        x, SparseTensor(dense.to_sparse_csr()), return_attention_weights=True
-    )
+    A = dense.to_sparse_csr()
+    y, (_, weights) = layer(x, A, return_attention_weights=True)
+    A = SparseTensor(A.crow_indices(), A.col_indices(), None, (N, N))
+    found, (looped, values) = layer(x, A, return_attention_weights=True)
     assert looped == (name != "TransformerConv")
     assert_same([found, values], [y, weights])
 
@@ -313,24 +285,6 @@ def test_hooks_of_the_map_of_edges_are_called(name):
     expected = layer(x, given, attr)
     layer.lin_edge.register_forward_hook(lambda module, args, y: y.neg())
     assert_same([layer(x, given, -attr)], [expected])
-
-
-@FEW
-def test_states_and_reprs_are_pygs(name, options):
-    for args in ((WIDTH, OUT), ((WIDTH, WIDTH), OUT)):
-        mine, other = both(name, *args, **options)
-        assert repr(mine) == repr(other)
-        assert [key for key, _ in mine.named_parameters()] == [
-            key for key, _ in other.named_parameters()
-        ]
-        for one, two in ((mine, other), (other, mine)):
-            assert_same([*one.state_dict().values()], [*two.state_dict().values()])
-            assert one.state_dict().keys() == two.state_dict().keys()
-            two.load_state_dict(one.state_dict())
-        for layer in (mine, other):
-            torch.manual_seed(3)
-            layer.reset_parameters()
-        assert_same([*mine.state_dict().values()], [*other.state_dict().values()])
 
 
 @pytest.mark.parametrize("channels", [-1, (-1, -1), (WIDTH, -1)])

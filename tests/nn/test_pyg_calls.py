@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
 
+from test_pyg_graphs import SparseTensor  # noqa: E402
 from torch.nn import Linear  # noqa: E402
-from torch_geometric import EdgeIndex  # noqa: E402
 
 from sparsefmt import DtypeError, Graph, ShapeError, UnsupportedError, nn  # noqa: E402
 from sparsefmt.nn import _loops  # noqa: E402
@@ -59,44 +59,18 @@ def assert_same(one, two):
 def sparse(given, layout, values=None):
     values = torch.ones(given.shape[1], dtype=torch.float64) if values is None else values
     A = torch.sparse_coo_tensor(given.flip(0), values, (N, N)).coalesce()
-    return {"coo": A, "csr": A.to_sparse_csr()}[layout]
-
-
-@pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("kind", ["coo", "csr", "edge index", "int32", "graph"])
-def test_every_kind_of_graph_gives_what_pygs_gets_of_edges(name, kind):
-    mine, theirs = both(name)
-    given, x = edges(), numbers(N, FEAT)
-    graph = {
-        "coo": lambda: sparse(given, "coo"),
-        "csr": lambda: sparse(given, "csr"),
-        "edge index": lambda: EdgeIndex(given, sparse_size=(N, N)),
-        "int32": lambda: given.int(),
-        "graph": lambda: Graph.from_edge_index(given, num_nodes=N),
-    }[kind]()
-    assert_same(mine(x, graph), theirs(x, given))
-    assert_same(mine(x=x, edge_index=graph), theirs(x=x, edge_index=given))
-
-
-class SparseTensor:
-    """What torch_sparse.SparseTensor has that is read here."""
-
-    def __init__(self, given, values):
-        A = sparse(given, "csr", values)
-        self.parts = A.crow_indices(), A.col_indices(), A.values()
-
-    def csr(self):
-        return self.parts
-
-    def sparse_sizes(self):
-        return N, N
+    if layout == "coo":
+        return A
+    A = A.to_sparse_csr()
+    parts = A.crow_indices(), A.col_indices(), A.values()
+    return A if layout == "csr" else SparseTensor(*parts, (N, N))
 
 
 @pytest.mark.parametrize("name", ["sage", "gin"])
 def test_values_of_a_sparse_tensor_of_torch_sparse_are_dropped_where_pygs_are(name):
     mine, theirs = both(name)
     given, x = edges(), numbers(N, FEAT)
-    A = SparseTensor(given, numbers(given.shape[1]).abs())
+    A = sparse(given, "SparseTensor", numbers(given.shape[1]).abs())
     expected = theirs(x, given)
     assert_same(mine(x, A), expected)
     assert_same(mine((x, x), A), expected)
@@ -257,7 +231,7 @@ def test_a_cached_layer_keeps_a_sparse_tensor_apart_and_trains():
     mine, _ = both("gcn")
     mine.cached = True
     x, given = numbers(N, FEAT), edges()
-    A = SparseTensor(given, torch.ones(given.shape[1], dtype=torch.float64))
+    A = sparse(given, "SparseTensor")
     assert_same(mine(x, given), mine(x, A))
     assert mine._cached_edge_index is not None
     assert mine._cached_adj_t is not None
@@ -424,24 +398,6 @@ def test_aggregations_that_pyg_alone_has_need_pyg(monkeypatch):
     says = r"aggr is 'lstm', which no kernel computes: give one of .* pip install torch-geometric"
     with pytest.raises(UnsupportedError, match=says):
         nn.SAGEConv(FEAT, OUT, aggr="lstm")
-
-
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize("name", ["gcn", "sg", "tag", "sage", "gin"])
-def test_options_compile_as_one_graph(name):
-    options = {
-        "gcn": {"improved": True, "add_self_loops": False},
-        "sg": {"add_self_loops": False},
-        "tag": {"normalize": False},
-        "sage": {"aggr": ["mean", "max"], "normalize": True, "project": True},
-        "gin": {"aggr": "mean"},
-    }[name]
-    mine, x = both(name, **options)[0], numbers(N, FEAT)
-    graph = Graph.from_edge_index(edges(), num_nodes=N)
-    torch._dynamo.reset()
-    compiled = torch.compile(mine, fullgraph=True, backend="aot_eager")
-    assert_same(compiled(x, graph), mine(x, graph))
-    torch._dynamo.reset()
 
 
 FLAGS = [
