@@ -14,12 +14,14 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from sparsefmt.autograd import (  # noqa: E402
+    attention,
     cbsr,
     edge_softmax,
     edges,
     matmul,
     maxk,
     maxk_aggregate,
+    sampling,
     sddmm,
     spmm,
 )
@@ -234,3 +236,23 @@ def test_gradients_that_are_zeros_without_memory():
     torch.sgn(spmm(graph, x, a)).sum().backward()
     assert not x.grad.any()
     assert not a.grad.any()
+
+
+def test_numbers_and_flags_are_no_hindrance(monkeypatch, side):
+    """Of samples and of attention."""
+    x, seed = torch.rand(6, 4), torch.tensor([3])
+    args = x, None, None, None, seed, 3, "random", True, False
+    columns, indptr = side_of(make_graph(6, 5, 20), True), side.indptr
+    columns.structure = "T"
+    scores = x, x[:, 0], x[:, 0], None, None, None, 0.2, 0.0, False
+    assert library.direct(args)
+    assert library.direct(scores)
+    monkeypatch.setattr(library, "call", lambda row, *given, **beside: (*given, beside))
+    for op in (sampling.SPMM_SAMPLED, sampling.SPMM_SAMPLED_DA):
+        assert op(side, *args) == ("structure", *args, {})
+    assert sampling.SPMM_SAMPLED_DX(side, *args) == ("structure", *args, {"indptr": indptr})
+    result = attention.GAT_BACKWARD(side, columns, x, x, x, x, False, *scores)
+    assert result[:3] == ("structure", "T", columns.perm)
+    with torch.profiler.profile(acc_events=True):
+        assert not library.direct(args)
+        assert not library.direct(scores)
