@@ -13,7 +13,6 @@ from sparsefmt.autograd import matmul, maxk_aggregate, prepare, sddmm, spmm  # n
 
 # torch's tracer itself instantiates the class that it warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-REDUCTIONS = ("sum", "mean", "max", "min")
 
 
 @pytest.fixture(autouse=True)
@@ -34,14 +33,14 @@ def assert_same(first, second):
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("reduce", REDUCTIONS)
+@pytest.mark.parametrize("reduce", ["sum", "max"])
 def test_a_tensor_may_be_given_twice(device, reduce):
     graph = make_graph(9, 9, 40, device=device)
 
     def closure(x, s):
         x, s = x.sin(), s.exp()
         y = spmm(graph, x, reduce=reduce, row_scale=s, col_scale=s)
-        if reduce in ("sum", "mean"):
+        if reduce == "sum":
             y = y + maxk_aggregate(graph, x, 3, reduce=reduce, row_scale=s, col_scale=s)
         return y + spmm(graph, x, sddmm(graph, x, x))
 
