@@ -310,6 +310,26 @@ def test_windows_of_any_size(monkeypatch, dtype, feat, k, sizes):
         check_backward(cupy, A, balanced(A.n_cols, feat, k, dtype))
 
 
+@pytest.mark.gpu
+def test_the_outer_product_can_be_captured():
+    cupy = pytest.importorskip("cupy")
+    A, S = matrix("power law", F32, np.int32).tocsr(), balanced(45, 40, 8, F32)
+    B, R, dY = A.to("cuda"), S.to("cuda"), cupy.empty((A.n_rows, 40), F32)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        ops.sspmm(B, dY, R)  # the first use cuts the matrix into windows, with a sync
+        stream.synchronize()
+        stream.begin_capture()
+        dS = ops.sspmm(B, dY, R).data
+        graph = stream.end_capture()
+        for seed in range(10):
+            G = features(A.n_rows, 40, F32, seed=seed)
+            dY.set(G)
+            graph.launch()
+            stream.synchronize()
+            assert_close(dS, sspmm_oracle(A, G, S), bound=sspmm_bound(A, G, S))
+
+
 # What is refused
 
 A = matrix("power law", F32, np.int32).tocsr()  # 60 x 45, 600 entries
