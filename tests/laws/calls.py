@@ -328,7 +328,7 @@ CALLS = [
     call("gat_of_vectors", "and a bias", {**VECTORS, "loop_scores": ("rows", 2), "bias": VECTOR},
          gat_of_vectors, LOOPS, MASKED, square=True, twice=False, numbered=True),
     call("maxk", "", {"x": X}, lambda graph, x, k: largest(x, k), {"k": 2}, graph=False,
-         chooses=True),
+         chooses=True, narrow=False),
     *(
         call("maxk_aggregate", reduce, {"x": X, "edge_weight": WEIGHT, **SCALES},
              product_of_largest, {"k": 2, "reduce": reduce}, linear=("edge_weight",), chooses=True)
@@ -344,7 +344,7 @@ CALLS = [
         )
     ),
     call("aggregate_with_own", "", {"x": X, "own": ("rows", 1), "edge_weight": WEIGHT, **SCALES},
-         with_own, square=True, absolute=True),
+         with_own, square=True, absolute=True, narrow=False),
     call("aggregate_with_own", "of the largest", {"x": X, "own": (1,), "without": ("rows", 1)},
          with_own, {"k": 2}, square=True, constants=("without",), makes=MARK, chooses=True),
     call("propagate", "", {"x": X, "scale": ("rows",), "own": ("rows", 1), "edge_weight": WEIGHT,
