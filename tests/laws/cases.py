@@ -308,7 +308,7 @@ CASES = [
              {"X": X, "E": EDGES, "grad": GRAD}, gradients_of_messages,
              {"message": message, "reduce": reduce}, ("message_aggregate_backward",), entries=(1,),
              linear=("grad",))
-        for message, reduce in (("relu_add", "mean"), ("mul", "sum"), ("add", "sum"))
+        for message, reduce in (("add", "sum"), ("relu_add", "mean"), ("mul", "sum"))
     ),
     Case("message_aggregate_backward copy_edge", ops.message_aggregate_backward,
          {"E": EDGES, "grad": GRAD}, gradients_of_messages,
