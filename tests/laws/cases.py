@@ -50,6 +50,7 @@ class Case:
     linear: tuple[str, ...] = ()  #: arguments, behind which there are only constants
     reads_all: bool = False  #: whether it reads vertices without entries too
     numbered: bool = False  #: whether a mask or sample depends on the numbers of entries
+    atomics: bool = False  #: whether it adds up by them on a GPU, in another order each time
 
     def __str__(self):
         return self.name
@@ -131,6 +132,10 @@ def by(oracle, bound, *first, order=None):
     return expected
 
 
+def sums(A, X, method):
+    return [spmm_oracle(A, X)], [error_bound(A, X)]
+
+
 def of_heads(A, X, values, **options):
     return [[by_heads(f, A, X, values, **options)] for f in (spmm_oracle, error_bound)]
 
@@ -206,6 +211,8 @@ CASES = [
              weighted=True)
         for format in ("csc", "sgt")
     ),
+    Case("spmm of coo", ops.spmm, {"X": X, **SCALES}, by(*SUM, "X"), {}, ("spmm",), "coo",
+         weighted=True, atomics=True),
     Case("spmm of heads", ops.spmm, {"X": KEYS, "values": HEADS}, of_heads, {"reduce": "mean"},
          ("spmm",), linear=("X", "values")),
     Case("spmm of heads scaled", ops.spmm, {"X": X, "values": HEADS, **SCALES}, of_heads,
@@ -216,9 +223,9 @@ CASES = [
         for reduce in ("max", "min")
     ),
     *(
-        Case(f"aggregate {method}", ops.aggregate, {"X": X}, by(*SUM, "X"), {}, ("spmm",),
-             weighted=True, linear=("X",))
-        for method in ("auto",)
+        Case(f"aggregate {method}", ops.aggregate, {"X": X}, sums,
+             {"method": method}, ("spmm",), weighted=True, linear=("X",), atomics=method == "gas")
+        for method in ("auto", "gas", "gar")
     ),
     Case("aggregate_backward", ops.aggregate_backward, {"X": X, "grad": GRAD},
          gradients_of_aggregate, weighted=True, entries=(1,), linear=("grad",)),
