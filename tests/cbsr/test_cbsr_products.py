@@ -206,10 +206,3 @@ def test_an_order_of_other_vertices_is_refused():
     args = A, features(60, 8, F32), balanced(45, 8, 3, F32)
     with pytest.raises(ShapeError, match="order is of 45 vertices but there"):
         ops.sspmm(*args, order=Order(np.arange(45)))
-
-
-def test_an_order_of_other_vertices_is_refused():
-    A = matrix("power law", F32, np.int32).tocsr()
-    args = A, features(60, 8, F32), balanced(45, 8, 3, F32)
-    with pytest.raises(ShapeError, match="order is of 45 vertices but there"):
-        ops.sspmm(*args, order=Order(np.arange(45)))

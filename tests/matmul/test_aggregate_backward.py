@@ -162,10 +162,3 @@ def test_only_a_square_matrix_has_weights_of_vertices():
     text = r"self_weight is given but A is \(60, 45\): only a square A has vertices"
     with pytest.raises(ShapeError, match=text):
         ops.aggregate_backward(A, X, grad, self_weight=np.ones(60, F32))
-
-
-def test_only_a_square_matrix_has_weights_of_vertices():
-    A, X, grad = matrix("power law", F32, np.int32), features(45, 4, F32), features(60, 4, F32)
-    text = r"self_weight is given but A is \(60, 45\): only a square A has vertices"
-    with pytest.raises(ShapeError, match=text):
-        ops.aggregate_backward(A, X, grad, self_weight=np.ones(60, F32))

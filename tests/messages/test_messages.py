@@ -104,38 +104,6 @@ def test_bad_gradients_and_combinations_are_refused():
         edge_combine(A0, G0, X0[:, :3])
 
 
-A0 = matrix("power law", F32, np.int32).tocsr()
-X0, E0, G0 = features(45, 4, F32), features(600, 4, F32), features(60, 4, F32)
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "text"),
-    [
-        (lambda: message_aggregate(A0, None, E0), DtypeError, "X"),
-        (
-            lambda: message_aggregate(A0, X0, E0, reduce="max"),
-            UnsupportedError,
-            r'spmm\(\.\.\., reduce="max"\)',
-        ),
-        (
-            lambda: message_aggregate_backward(
-                A0, X0, E0, G0, transposed=ops.transpose(matrix("dense block", F32, np.int32))
-            ),
-            FormatError,
-            "transposed was made of another matrix",
-        ),
-        (lambda: edge_combine(A0, G0, X0, "dot"), UnsupportedError, "call sddmm"),
-    ],
-)
-def test_what_another_function_does_is_refused(call, error, text):
-    with pytest.raises(error, match=text):
-        call()
-
-
-A0 = matrix("power law", F32, np.int32).tocsr()
-X0, E0, G0 = features(45, 4, F32), features(600, 4, F32), features(60, 4, F32)
-
-
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
