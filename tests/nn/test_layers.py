@@ -121,8 +121,18 @@ def test_every_dtype_has_the_result_of_float64_but_for_rounding(device, name, dt
     wide = {k: v.detach().double() if v.is_floating_point() else v for k, v in more.items()}
     torch.manual_seed(3)
     expected = copy.deepcopy(layer).double()(x.detach().double(), graph, **wide)
-    # Sums of some products, rounded; scores are off by as much, and exp by that times their size.
-    assert (y.double() - expected).abs().max() <= 40 * torch.finfo(dtype).eps * expected.abs().max()
+    pairs = [(y, expected)]
+    if hasattr(layer, "heads"):
+        of_edges = {"return_attention_weights": True}
+        weights = layer(x, graph, **more, **of_edges)[1][1]
+        exact = copy.deepcopy(layer).double()(x.detach().double(), graph, **wide, **of_edges)[1][1]
+        assert weights.dtype is dtype
+        pairs.append((weights, exact))
+    for one, exact in pairs:
+        # Sums of some products, rounded; scores are off by as much, and exp by that times their
+        # size.
+        bound = 40 * torch.finfo(dtype).eps * exact.abs().max()
+        assert (one.double() - exact).abs().max() <= bound
 
 
 @pytest.mark.parametrize("narrow", ["nothing", "features", "all"])
