@@ -196,6 +196,17 @@ def test_views_compile_with_symbolic_sizes(device, function):
     assert_same(found, gradients(lambda x: function(graph, x), x))
 
 
+def test_values_of_edges_of_a_transposed_graph_compile_in_the_users_order(device):
+    graph = graph_of_sixty(device).transposed
+    x = torch.randn(20, 36, dtype=torch.float64, device=device)
+
+    def function(x):
+        return spmm(graph, x, some(x, 60))
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    assert_same(gradients(compiled, x), gradients(function, x))
+
+
 @pytest.mark.parametrize(
     "function",
     [
