@@ -19,7 +19,7 @@ from .engine import checks
 from .engine.checks import bind
 from .engine.library import LibraryOp, is_functional
 from .engine.precision import bf16_is_allowed, exact
-from .engine.recording import apart, once, recorded
+from .engine.recording import apart, once_differentiable, recorded
 from .tensors.order import in_csr_order
 from .tensors.prepare import GraphLike, tensors_of
 from .tensors.tensors import GraphTensors
@@ -415,8 +415,8 @@ def gradients(
         sides = tensors.rows, tensors.columns
         args = *sides, grad, out, *of_rows, of_edges, *inputs, *ctx.numbers
         if also and torch.is_grad_enabled():
-            return once(name, lambda *args: op(*args[len(also) :]), *also, *args)
-        return once(name, op, *args)
+            return once_differentiable(name, lambda *args: op(*args[len(also) :]), *also, *args)
+        return once_differentiable(name, op, *args)
     finally:
         if token is not None:
             exact.reset(token)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ..errors import ShapeError
 from ..ops.cbsr.api import REDUCTIONS
 from ..ops.engine.bind import word
 from ..ops.engine.call import call
@@ -67,7 +68,9 @@ def maxk(x: Tensor, k: int) -> Tensor:
     """
     _check.tensor("x", x)
     _check.floating("x", x)
-    _check.two_axes("x", x)
+    if x.dim() != 2:
+        mend = "x[:, None]" if x.dim() < 2 else "x.flatten(1) where rows come first"
+        raise ShapeError(f"x has shape {tuple(x.shape)}: give (rows, feat), {mend} for instance.")
     columns, data = choose_features(x, _check.checked_k(k, x.shape[1]))
     return to_dense(columns, data, x.shape[1])
 
@@ -117,8 +120,9 @@ def maxk_aggregate(
     those of the others, the values too.  Autocast narrows before the choice is made.  MaxK-GNN
     (ASPLOS'24), sections 3 and 4.
     """
-    word("reduce", reduce, REDUCTIONS)
-    if isinstance(graph, Shared) and graph.whole is None:
+    if type(reduce) is not str or reduce not in REDUCTIONS:
+        word("reduce", reduce, REDUCTIONS)
+    if isinstance(graph, Shared) and graph.complete is None:
         scales = {"row_scale": row_scale, "col_scale": col_scale}
         return graph.maxk_aggregate(x, k, edge_weight, reduce=reduce, **scales)
     tensors = tensors_of(graph, x)
@@ -248,7 +252,7 @@ def maxk_spgemm(
     if not is_recorded and rows.structure is not None and direct((x, *factors)):  # asked once
         columns, data = call(MAXK.row, None, x, k)
         out = call(SPGEMM.row, rows.structure, columns, data, x.shape[1], *factors, reduce)
-    elif is_recorded and not recorded(*factors):  # one node in the place of two
+    elif is_recorded and not [a for a in factors if a is not None and a.requires_grad]:  # one node
         out = _MaxkSpgemm.apply(*apart(x, *factors), k, tensors, reduce)  # type: ignore[no-untyped-call]
     else:
         columns, data = choose_features(x, k)

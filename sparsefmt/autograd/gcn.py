@@ -11,12 +11,13 @@ from ..formats.arrays import finish
 from ..graph.built import slot
 from ..graph.graph import Graph
 from ..ops.engine.bind import flag
+from ..ops.engine.table import Arg
 from ..ops.gcn import api as ops
 from ..ops.gcn.cuda import gcn_unit_scales
-from .engine import checks as _check
 from .engine import library
+from .engine.checks import TENSORS
 from .engine.library import LibraryOp
-from .engine.recording import Ctx, once, taped
+from .engine.recording import Ctx, once_differentiable, taped
 from .tensors.edge_index import as_graph
 from .tensors.order import in_csr_order, in_own_order
 from .tensors.prepare import GraphLike, tensors_of
@@ -24,6 +25,7 @@ from .tensors.tensors import GraphTensors
 
 GCN_NORM = LibraryOp("gcn_norm")
 GCN_NORM_BACKWARD = LibraryOp("gcn_norm_backward")
+_VALUES = Arg("edge_weight", "entries")
 
 
 def gcn_norm(
@@ -125,10 +127,7 @@ def _checked_values(edge_weight: Tensor | None, graph: GraphTensors) -> Tensor |
         values = library.cast(values, graph.kind, library.autocast_dtype(graph.kind, narrow=False))
     if edge_weight is None:
         return cast("Tensor | None", values)
-    _check.tensor("edge_weight", values)
-    _check.floating("edge_weight", values)
-    args = {"length": graph.nnz, "what": "stored entries", "x": values, "graph": graph}
-    _check.vector("edge_weight", values, **args)
+    TENSORS.check("edge_weight", values, _VALUES, graph, graph.nnz, None)
     return in_csr_order(graph, cast(Tensor, values))
 
 
@@ -160,4 +159,4 @@ class _GcnNorm(Function):
     def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         (values,) = ctx.saved_tensors
         args = ctx.tensors.current().rows, values, grad, ctx.loops
-        return once("gcn_norm", GCN_NORM_BACKWARD, *args), None, None
+        return once_differentiable("gcn_norm", GCN_NORM_BACKWARD, *args), None, None

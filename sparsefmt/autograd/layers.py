@@ -17,13 +17,15 @@ from torch.nn.functional import linear
 
 from ..errors import UnsupportedError
 from ..graph.graph import Graph
+from ..ops.engine.bind import bind
 from . import attention
 from .cbsr import choose_features, spgemm, to_dense
-from .engine import checks, library
+from .engine import checks
 from .engine.memory import sums_dtype
 from .engine.precision import bf16_is_allowed
 from .engine.recording import Ctx, recorded, taped
-from .matmul import SPMM, aggregated, csr_operands, multiply
+from .matmul import SPMM, SPMM_ARG, aggregated, csr_operands, multiply
+from .tensors.order import in_csr_order
 from .tensors.prepare import GraphLike, tensors_of
 from .tensors.shared import Shared
 from .tensors.tensors import GraphTensors
@@ -78,7 +80,7 @@ def aggregate_with_own(
     is saved for backward where ``k`` is given.  ``nn.GCNConv`` adds loops this way, and
     ``nn.GINConv`` its ``1 + eps``.
     """
-    if isinstance(graph, Shared) and graph.whole is None:
+    if isinstance(graph, Shared) and graph.complete is None:
         options = {"without": without, "row_scale": row_scale, "col_scale": col_scale}
         return graph.aggregate_with_own(x, own, edge_weight, k=k, **options)
     tensors = tensors_of(graph, x)
@@ -142,14 +144,14 @@ def propagate(
     Deterministic, backward too.  ``aggregate_with_own`` computes the same in three nodes and as
     many passes over the result.
     """
-    if isinstance(graph, Shared) and graph.whole is None:
+    if isinstance(graph, Shared) and graph.complete is None:
         options = {"edge_weight": edge_weight, "without": without, "bias": bias}
         return graph.propagate(x, scale, own, **options)
     tensors = tensors_of(graph, x)
-    x, values, _, _ = csr_operands(tensors, x, edge_weight)
-    if torch.is_autocast_enabled(tensors.kind):
-        scale = library.cast(scale, tensors.kind, x.dtype)
-    checks.vector("scale", scale, length=tensors.n_rows, what="rows", x=x, graph=tensors)
+    args = {"x": x, "edge_weight": edge_weight, "scale": scale}
+    _, x, values, scale = bind(SPMM_ARG.row, tensors, **args)
+    if edge_weight is not None and tensors.order is not None:
+        values = in_csr_order(tensors, values)
     checks.own_part(own, without, tensors)
     if recorded(scale, own, values):
         raise UnsupportedError(
@@ -166,8 +168,8 @@ def propagate(
         parts: Any = {"without": own == 0, "row_scale": scale, "col_scale": scale}
         y = aggregate_with_own(graph, x, own, edge_weight, **parts)
         return y if bias is None else y + bias
-    args = scale, own.reshape(-1), tensors, False, False, None if own_values else values
-    return taped(_Propagated, _sum_of_maps, (x, None, bias), *args)
+    constants = scale, own.reshape(-1), tensors, False, False, None if own_values else values
+    return taped(_Propagated, _sum_of_maps, (x, None, bias), *constants)
 
 
 def _add_own(

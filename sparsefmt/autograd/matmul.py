@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..errors import ShapeError
 from ..ops.engine.bind import bind, word
-from ..ops.engine.table import Op
+from ..ops.engine.table import SCALES, Op
 from ..ops.matmul.api import REDUCTIONS, summed
-from .engine import checks as _check
+from .engine.checks import TENSORS
 from .engine.library import LibraryOp
-from .engine.recording import Ctx, apart, once, recorded, taped
+from .engine.recording import Ctx, apart, once_differentiable, recorded, taped
 from .tensors.order import in_csr_order, in_own_order
 from .tensors.prepare import GraphLike, tensors_of
 from .tensors.shared import Shared
@@ -103,22 +102,14 @@ def spmm(
     """
     if type(reduce) is not str or reduce not in REDUCTIONS:
         word("reduce", reduce, REDUCTIONS)
-    if isinstance(graph, Shared) and graph.whole is None:
+    if isinstance(graph, Shared) and graph.complete is None:
         scales = {"row_scale": row_scale, "col_scale": col_scale}
         return graph.spmm(x, edge_weight, reduce=reduce, **scales)
     tensors = tensors_of(graph, x)
     of_heads = edge_weight is not None and getattr(edge_weight, "ndim", 1) == 2
-    if edge_weight is not None and of_heads:
+    if of_heads:
         summed(reduce)
-        shape, heads = tuple(getattr(x, "shape", ())), edge_weight.shape[1]
-        if len(shape) > 3 or (len(shape) == 3 and shape[1] != heads):
-            _check.features("x", x, rows=tensors.n_cols, axis="columns", graph=tensors)
-            raise ShapeError(
-                f"x has shape {shape} but edge_weight has {heads} heads: give (rows, "
-                f"{heads}, feat), or (rows, feat) for all heads."
-            )
-    row = SPMM.row if of_heads or getattr(x, "ndim", 2) == 3 else SPMM_ARG.row
-    x, a, r, c = csr_operands(tensors, x, edge_weight, row_scale, col_scale, row)
+    x, a, r, c = csr_operands(tensors, x, edge_weight, row_scale, col_scale, SPMM.row)
     if of_heads or x.dim() == 2:
         return multiply(tensors, False, x, a, r, c, reduce)
     out = multiply(tensors, False, x.flatten(1), a, r, c, reduce)  # all heads have the same
@@ -136,7 +127,7 @@ def operands(
 
     Without ``edge_weight`` the values are the graph's own; they stay in the user's order.
     """
-    if isinstance(graph, Shared) and graph.whole is None:
+    if isinstance(graph, Shared) and graph.complete is None:
         return graph.operands(x, edge_weight, row_scale, col_scale)
     tensors = tensors_of(graph, x)
     args = {"edge_weight": edge_weight, "row_scale": row_scale, "col_scale": col_scale}
@@ -163,11 +154,10 @@ def check_scales(
     tensors: GraphTensors, x: Tensor, row_scale: Tensor | None, col_scale: Tensor | None
 ) -> None:
     """Check for one factor for each row and column, in the dtype of the features."""
-    rows = "row_scale", row_scale, tensors.n_rows, "rows"
-    columns = "col_scale", col_scale, tensors.n_cols, "columns"
-    for name, scale, length, what in (rows, columns):
+    sizes = tensors.n_rows, tensors.n_cols
+    for arg, scale, size in zip(SCALES, (row_scale, col_scale), sizes, strict=True):
         if scale is not None:
-            _check.vector(name, scale, length=length, what=what, x=x, graph=tensors)
+            TENSORS.check(arg.name, scale, arg, tensors, size, ("x", x))
 
 
 def multiply(
@@ -261,7 +251,7 @@ class _SpmmArg(Function):
     def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, *factors, arg = ctx.saved_tensors
         tensors, needs = ctx.tensors.current(), ctx.needs_input_grad
-        gradient = partial(once, ctx.reduce, refusal=_NOT_AGAIN)
+        gradient = partial(once_differentiable, ctx.reduce, refusal=_NOT_AGAIN)
         dx = dv = dr = dc = None
         if needs[0]:
             side = tensors.columns

@@ -16,8 +16,8 @@ from ..ops.engine.bind import bind, word
 from ..ops.engine.table import Arg
 from ..ops.messages import api
 from .edges import sddmm
-from .engine import checks as _check
 from .engine import library
+from .engine.checks import TENSORS
 from .engine.library import LibraryOp
 from .engine.memory import sums_dtype
 from .engine.recording import Ctx, recorded, taped
@@ -89,19 +89,11 @@ def message_aggregate(
     tensors = tensors_of(graph, x)
     api.checked_reduction("reduce", reduce)
     x = None if message == "copy_edge" else x
-    _check.tensor("edge_features", edge_features)
     x, edge_features = library.narrowed(tensors.kind, x, edge_features)
-    _check.floating_on_device("edge_features", edge_features, tensors)
-    if edge_features.dim() != 2 or edge_features.shape[0] != tensors.nnz:
-        mend = "edge_features[:, None] for instance, " if edge_features.dim() == 1 else ""
-        raise ShapeError(
-            f"edge_features has shape {tuple(edge_features.shape)} but the graph stores "
-            f"{tensors.nnz} entries: give ({tensors.nnz}, feat), {mend}a row for each edge."
-        )
+    like = None
     if message != "copy_edge":
-        _check.TENSORS.features("x", x, _X, tensors, tensors.n_cols, None)
-        like = "x", x
-        _check.TENSORS.alike("edge_features", edge_features, _EDGES, tensors, like)
+        like = "x", TENSORS.check("x", x, _X, tensors, tensors.n_cols, None)
+    TENSORS.check("edge_features", edge_features, _EDGES, tensors, tensors.nnz, like)
     return aggregated(tensors, False, x, edge_features, message, reduce)
 
 

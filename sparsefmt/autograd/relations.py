@@ -192,9 +192,9 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 def _blocks(weight: Tensor, group: Group) -> Tensor:
     """Join the weights of a group side by side: (n_blocks, in, count * out)."""
-    own = weight[group.first : group.first + group.length]
-    _, blocks, rows, columns = own.shape
-    return own.permute(1, 2, 0, 3).reshape(blocks, rows, group.length * columns)
+    weights = weight[group.first : group.first + group.length]
+    _, blocks, rows, columns = weights.shape
+    return weights.permute(1, 2, 0, 3).reshape(blocks, rows, group.length * columns)
 
 
 def _by_blocks(x: Tensor, blocks: int) -> Tensor:

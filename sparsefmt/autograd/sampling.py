@@ -13,7 +13,7 @@ from ..ops.sampling.options import SampleOptions
 from .engine import checks as _check
 from .engine.library import LibraryOp
 from .engine.memory import sums_dtype
-from .engine.recording import apart, once, recorded
+from .engine.recording import apart, once_differentiable, recorded
 from .matmul import csr_operands
 from .tensors.prepare import GraphLike, tensors_of
 from .tensors.shared import Shared
@@ -90,7 +90,7 @@ def sampled_aggregate(
     flag("mean", mean)
     flag("rescale", rescale)
     sampling_options.refuse_both(mean, rescale)
-    if isinstance(graph, Shared) and graph.whole is None:
+    if isinstance(graph, Shared) and graph.complete is None:
         drawing = {"strategy": strategy, "seed": seed, "mean": mean, "rescale": rescale}
         scales = {"row_scale": row_scale, "col_scale": col_scale}
         return graph.sampled_aggregate(x, width, edge_weight, **drawing, **scales)
@@ -123,7 +123,7 @@ def _scaled(
     a, r, c = (None if factor is None else factor.to(wide) for factor in factors)
     h, after = x.to(wide), None
     if c is not None and c.requires_grad:
-        h, c = _by_columns(h, c), None
+        h, c = _ByColumns.apply(h, c), None  # type: ignore[no-untyped-call]
     if r is not None and r.requires_grad:
         # A row without entries stays 0, whatever its scale.
         empty = tensors.rows.indptr.diff() == 0
@@ -141,15 +141,9 @@ def _aggregate(tensors: GraphTensors, options: SampleOptions, *inputs: Tensor | 
     if not recorded(*inputs[:2]):
         out = SPMM_SAMPLED(tensors.rows, *inputs, *options)
         return out
-    seed, *others = options
-    out = _Sampled.apply(*apart(*inputs), tensors, seed, others)  # type: ignore[no-untyped-call]
+    seed, *numbers = options
+    out = _Sampled.apply(*apart(*inputs), tensors, seed, numbers)  # type: ignore[no-untyped-call]
     return out
-
-
-def _by_columns(x: Tensor, scale: Tensor) -> Tensor:
-    """Multiply each row of ``x`` by its factor, differentiably."""
-    product: Tensor = _ByColumns.apply(x, scale)  # type: ignore[no-untyped-call]
-    return product
 
 
 class _ByColumns(Function):
@@ -179,12 +173,12 @@ class _Sampled(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, values, *others = ctx.saved_tensors
-        side, others = ctx.tensors.current().rows, (*others, *ctx.options)
-        gradient = partial(once, "sampled_aggregate", instead=_INSTEAD)
+        x, values, *scales = ctx.saved_tensors
+        side, options = ctx.tensors.current().rows, (*scales, *ctx.options)
+        gradient = partial(once_differentiable, "sampled_aggregate", instead=_INSTEAD)
         dx = dv = None
         if ctx.needs_input_grad[0]:
-            dx = gradient(SPMM_SAMPLED_DX, side, grad, values, *others)
+            dx = gradient(SPMM_SAMPLED_DX, side, grad, values, *options)
         if ctx.needs_input_grad[1]:
-            dv = gradient(SPMM_SAMPLED_DA, side, x, grad, *others)
+            dv = gradient(SPMM_SAMPLED_DA, side, x, grad, *options)
         return dx, dv, *(None,) * 5

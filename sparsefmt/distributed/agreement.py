@@ -14,7 +14,7 @@ T = TypeVar("T")
 #: By default all processes.
 Group: TypeAlias = dist.ProcessGroup | None
 #: Errors that this package raises on purpose.
-_OWN = (SparseFmtError, OSError)
+_EXPECTED = (SparseFmtError, OSError)
 
 
 def on_all_ranks(
@@ -31,12 +31,15 @@ def on_all_ranks(
     def compare(kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and not isinstance(error, Exception):
             return  # the process is to end
+        text = None if error is None else str(error)
+        if error is not None and not isinstance(error, _EXPECTED):
+            text = " ".join([f"{type(error).__name__}:", *str(error).split()]).rstrip(":.")
+            text += "; see the error of that rank."
         answers: list[Any] = [None] * dist.get_world_size(group)
-        mine = None if error is None else _sentence(error), facts
         with on_device(device):
-            dist.all_gather_object(answers, mine, group=group)
+            dist.all_gather_object(answers, (text, facts), group=group)
         texts = [text for text, _ in answers]
-        if error is not None and (len(set(texts)) == 1 or not isinstance(error, _OWN)):
+        if error is not None and (len(set(texts)) == 1 or not isinstance(error, _EXPECTED)):
             return
         for rank, text in enumerate(texts):
             if text is not None:
@@ -64,21 +67,8 @@ def on_device(device: torch.device | None) -> AbstractContextManager[object]:
     return torch.cuda.device(device)
 
 
-def first_of(group: Group) -> int:
-    """Return the number, among all processes, of the first rank of a group."""
-    return 0 if group is None else dist.get_global_rank(group, 0)
-
-
 def debugging(device: torch.device) -> bool:
     """Return True if ranks compare their arguments; within a CUDA graph they cannot."""
     if not checks.DEBUG:
         return False
     return device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
-
-
-def _sentence(error: Exception) -> str:
-    """Write an error of this rank as a sentence for the others."""
-    if isinstance(error, _OWN):
-        return str(error)
-    what = " ".join([f"{type(error).__name__}:", *str(error).split()]).rstrip(":.")
-    return f"{what}; see the error of that rank."

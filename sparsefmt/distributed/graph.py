@@ -12,15 +12,16 @@ from torch import Tensor
 
 from ..autograd import gat_aggregate, sampled_aggregate, sddmm, spmm
 from ..autograd.cbsr import to_dense
+from ..autograd.engine import checks as tensor_checks
 from ..autograd.engine import library
 from ..autograd.tensors.prepare import tensors_of
 from ..autograd.tensors.shared import Shared
-from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
+from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..formats import checks
 from ..graph.graph import Graph
 from ..interop.torch import to_tensor
 from ..model.layers import edges_with_loops
-from .agreement import Group, first_of, on_all_ranks, on_device
+from .agreement import Group, on_all_ranks, on_device
 from .halo import FLOATING, Halo, check_edges, halo_of, numbered_graph
 from .parts.files import Partition, read_part
 from .parts.rows import check_ends, checked
@@ -111,12 +112,12 @@ class DistGraph(Shared):
             self.n_sources = self._sources.stop - self._sources.start
             rows = edge_index[1] - self._targets.start
             self._build(columns, rows, len(halo))
-            ends = columns[~self._is_own] - self.n_sources, rows[~self._is_own]
+            ends = columns[~self._is_local] - self.n_sources, rows[~self._is_local]
             #: The graph of the edges whose source is in the halo, and their number.
             self.rest, self.n_rest = numbered_graph(*ends, len(halo), self.n_local), len(ends[0])
             sources = None if self.is_square else self.source_bounds
-            alike: dict[str, Any] = {"bounds": self.bounds, "source_bounds": sources}
-            return alike | {"exchange_dtype": str(exchange_dtype), "SPARSEFMT_DEBUG": checks.DEBUG}
+            alike = {"exchange_dtype": str(exchange_dtype), "SPARSEFMT_DEBUG": checks.DEBUG}
+            return {"bounds": self.bounds, "source_bounds": sources, **alike}
 
         on_all_ranks(prepare, group, getattr(edge_index, "device", None), alike=True)
         self.halo = Halo(halo, self.source_bounds, group, exchange_dtype)
@@ -130,8 +131,8 @@ class DistGraph(Shared):
         #: All entries of the rows: (n_local, n_sources + n_halo), own vertices first.
         self.local = numbered_graph(columns, rows, self.n_sources + n_halo, self.n_local)
         #: The graph itself, if there is one rank only: layers take it then.
-        self.whole = self.local if len(self.bounds) == 2 else None
-        self._is_own = own = columns < self.n_sources
+        self.complete = self.local if len(self.bounds) == 2 else None
+        self._is_local = own = columns < self.n_sources
         #: The graph of the edges whose source is on this rank.
         self.own = numbered_graph(columns[own], rows[own], self.n_sources, self.n_local)
 
@@ -380,7 +381,7 @@ class DistGraph(Shared):
     def edges(self) -> tuple[Tensor, Tensor]:
         """Return the numbers of edges whose source is on this rank, and of those from the halo."""
         with torch.inference_mode(False):  # training may save them
-            return self._is_own.nonzero()[:, 0], (~self._is_own).nonzero()[:, 0]  # synchronize!
+            return self._is_local.nonzero()[:, 0], (~self._is_local).nonzero()[:, 0]  # synchronize!
 
     def split(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Split values of this rank's edges: those whose source it has, and the rest."""
@@ -441,7 +442,7 @@ class DistGraph(Shared):
 
         on_all_ranks(prepare, self.group, device, alike=True)
         with on_device(device):
-            dist.broadcast_object_list(answer, first_of(self.group), group=self.group)
+            dist.broadcast_object_list(answer, group_src=0, group=self.group)
         return cast(T, answer[0])
 
     def check(self, name: str, x: object, *, of: str = "sources", dims: int | None = 2) -> None:
@@ -464,11 +465,8 @@ class DistGraph(Shared):
             raise DtypeError(
                 f"{name} is {x.dtype}: give floating numbers, {name}.float() for instance."
             )
-        device = self.halo.vertices.device
-        if x.device != device:
-            raise DeviceError(
-                f"{name} is on {x.device} but the graph is on {device}: move one of them."
-            )
+        if x.device != self.halo.vertices.device:
+            tensor_checks.on_device(name, x, self.local, "move one of them")
 
     def _scaled(self, x: Tensor, scales: dict[str, Any]) -> Tensor:
         """Exchange features, multiplied by the scale of sources, which leaves ``scales``."""

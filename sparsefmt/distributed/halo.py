@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..autograd import spmm
-from ..autograd.engine.recording import once
+from ..autograd.engine.recording import once_differentiable
 from ..autograd.tensors.edge_index import state_of
 from ..errors import DtypeError, IndexRangeError, ShapeError, UnsupportedError
 from ..formats import checks
@@ -35,7 +35,7 @@ REMEMBERED = 8
 GATHERED = 0.8
 #: What cannot be differentiated again, and what can.
 EXCHANGED = "features that ranks exchange"
-ONE_PROCESS = "compute on one process, with a Graph"
+INSTEAD = "compute on one process, with a Graph"
 #: torch 2.13 has renamed it.
 _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
@@ -100,17 +100,17 @@ class Halo:
         Those of a constant tensor come once, until it is changed or gone, or eight others came.
         """
         constant = not x.requires_grad and self.memory.accepts(x)
-        exchange = Exchange(self, self.memory.rows_of(x) if constant else None)
+        remembered = self.memory.rows_of(x) if constant else None
         if checks.DEBUG:
-            self.compare(x, exchange.remembered is not None)
-        if exchange.remembered is None:
-            if constant and not torch.is_inference_mode_enabled():
-                exchange.constant = x
+            self.compare(x, remembered is not None)
+        lasting = constant and not torch.is_inference_mode_enabled()
+        exchange = Exchange(self, remembered, x if lasting else None)
+        if remembered is None:
             exchange.begun = _Start.apply(x, exchange)  # type: ignore[no-untyped-call]
         return exchange
 
     def compare(self, x: Tensor, remembered: bool) -> None:
-        """Raise on all ranks, while debugging, if they do not exchange the like."""
+        """Raise on all ranks, while debugging, if their exchanges differ."""
         if debugging(x.device):
             facts = {
                 "the call": "an exchange",
@@ -296,7 +296,7 @@ class _Start(Function):
 
     @staticmethod
     def backward(ctx: Ctx, like: Tensor) -> tuple[Tensor, None]:
-        return once(EXCHANGED, ctx.exchange.add_up, like, instead=ONE_PROCESS), None
+        return once_differentiable(EXCHANGED, ctx.exchange.add_up, like, instead=INSTEAD), None
 
 
 class _Finish(Function):
@@ -315,7 +315,7 @@ class _Finish(Function):
             ctx.exchange.back = halo.exchanged(grad.contiguous(), halo.received, halo.sent)
             return grad.new_empty(0)
 
-        return once(EXCHANGED, send_home, grad, instead=ONE_PROCESS), None
+        return once_differentiable(EXCHANGED, send_home, grad, instead=INSTEAD), None
 
 
 def check_edges(edge_index: object, n_sources: int, targets: slice, rank: int) -> None:

@@ -10,7 +10,7 @@ from torch.nn import Module, functional
 from torch.nn.parameter import is_lazy
 
 from ..errors import DeviceError, DtypeError, IndexRangeError, ShapeError, UnsupportedError
-from .agreement import Group, first_of
+from .agreement import Group
 
 #: The label of a vertex without one, as in torch; others below 0 mean the same.
 UNLABELLED = -100
@@ -207,9 +207,8 @@ def broadcast_parameters(module: Module, group: Group = None) -> None:
                     f"rank {rank} has {shape} as {name} where rank 0 has {first}: make the same "
                     "module on all ranks."
                 )
-    root = first_of(group)
     detached = [tensor.detach() for tensor in tensors.values()]
-    _run_flat(detached, lambda flat: dist.broadcast(flat, root, group=group))
+    _run_flat(detached, lambda flat: dist.broadcast(flat, group_src=0, group=group))
 
 
 def _parameters(source: Module | Iterable[Any]) -> list[Tensor]:

@@ -1,6 +1,5 @@
 """Products of a graph that ranks share, with features that they share likewise."""
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,16 +8,17 @@ from torch.autograd import Function
 
 from ..autograd import spmm
 from ..autograd.cbsr import choose_features, features_to_keep, spgemm
-from ..autograd.engine import checks as tensor_checks
 from ..autograd.engine import library
-from ..autograd.engine.recording import once
+from ..autograd.engine.checks import TENSORS
+from ..autograd.engine.recording import once_differentiable
 from ..autograd.matmul import SPMM, check_scales, csr_operands, multiply
 from ..autograd.tensors.prepare import tensors_of
 from ..autograd.tensors.shared import Shared
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..formats import checks
+from ..ops.matmul.api import VALUES
 from .agreement import debugging, on_all_ranks
-from .halo import EXCHANGED, ONE_PROCESS, Ctx
+from .halo import EXCHANGED, INSTEAD, Ctx
 
 if TYPE_CHECKING:
     from ..graph.graph import Graph
@@ -78,10 +78,10 @@ def dist_spmm(
         raise DtypeError(
             f"graph is a {type(graph).__name__}: give a DistGraph, or use autograd.spmm."
         )
-    if graph.whole is not None:
+    if graph.complete is not None:
         checked_weights(graph, x, edge_weight, reduce, split=False)
         scales = {"row_scale": row_scale, "col_scale": col_scale}
-        return spmm(graph.whole, x, edge_weight, reduce=reduce, **scales)
+        return spmm(graph.complete, x, edge_weight, reduce=reduce, **scales)
     weights = _agreed(graph, x, edge_weight, reduce, None, row_scale, col_scale)
     if x.requires_grad:  # a constant tensor that is exchanged once stays the same
         (x,) = library.narrowed(x.device.type, x)
@@ -91,9 +91,9 @@ def dist_spmm(
     rows = graph.mean_scale(x, row_scale) if reduce == "mean" else row_scale
     factors = [factor for factor in (rows, col_scale) if factor is not None]
     # A kernel takes factors as they are if they are constants in the dtype of x.
-    others = [factor for factor in factors if factor.requires_grad or factor.dtype is not x.dtype]
-    together = edge_weight is None and x.dtype.itemsize >= 4 and not others
-    if together and x.requires_grad:
+    unfit = [factor for factor in factors if factor.requires_grad or factor.dtype is not x.dtype]
+    fused = edge_weight is None and x.dtype.itemsize >= 4 and not unfit
+    if fused and x.requires_grad:
         if checks.DEBUG:
             graph.halo.compare(x, False)
         y: Tensor = _Product.apply(x, graph, rows, col_scale, of_halo)  # type: ignore[no-untyped-call]
@@ -101,7 +101,7 @@ def dist_spmm(
     exchange = graph.halo.start(x)
     y = _multiplied(graph.own, x, weights[0], rows, col_scale, reduce)
     received = exchange.finish()
-    if together and graph.n_rest and received.dtype is y.dtype:
+    if fused and graph.n_rest and received.dtype is y.dtype:
         side, sums = tensors_of(graph.rest).rows, (None, None, rows, of_halo, "sum")
         y = SPMM(side, received, *sums, y, None, False, None)
         return y
@@ -208,8 +208,7 @@ def checked_weights(
     weights = graph.split(edge_weight)
     (own,) = library.narrowed(tensors.kind, weights[0])
     if own.dim() == 1:
-        n, what = tensors.nnz, "stored entries"
-        tensor_checks.vector("edge_weight", own, length=n, what=what, x=like, graph=tensors)
+        TENSORS.check("edge_weight", own, VALUES, tensors, tensors.nnz, ("x", like))
     return weights
 
 
@@ -256,18 +255,16 @@ class _Product(Function):
 
     @staticmethod
     def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return once(EXCHANGED, partial(_gradient, ctx), grad, instead=ONE_PROCESS), *(None,) * 4
+        def gradient(grad: Tensor) -> Tensor:
+            (rows, cols, of_halo), graph = ctx.saved_tensors, ctx.graph
+            halo, product = graph.halo, (grad, None, None)
+            sent = SPMM(tensors_of(graph.rest).columns, *product, of_halo, rows, "sum")
+            parcel = halo.exchanged(sent.contiguous(), halo.received, halo.sent)
+            dx: Tensor = SPMM(tensors_of(graph.own).columns, *product, cols, rows, "sum")
+            parcel.work.wait()
+            received, sums = parcel.into.to(dx.dtype), (None,) * 4
+            if len(received):  # what other ranks have sent back
+                dx = SPMM(tensors_of(halo.home).rows, received, *sums, "sum", dx, None, False, None)
+            return dx
 
-
-def _gradient(ctx: Ctx, grad: Tensor) -> Tensor:
-    """Compute the gradient of features: that of own rows, and what other ranks send back."""
-    (rows, cols, of_halo), graph = ctx.saved_tensors, ctx.graph
-    halo, product = graph.halo, (grad, None, None)
-    of_others = SPMM(tensors_of(graph.rest).columns, *product, of_halo, rows, "sum")
-    parcel = halo.exchanged(of_others.contiguous(), halo.received, halo.sent)
-    dx: Tensor = SPMM(tensors_of(graph.own).columns, *product, cols, rows, "sum")
-    parcel.work.wait()
-    received, sums = parcel.into.to(dx.dtype), (None,) * 4
-    if len(received):
-        dx = SPMM(tensors_of(halo.home).rows, received, *sums, "sum", dx, None, False, None)
-    return dx
+        return once_differentiable(EXCHANGED, gradient, grad, instead=INSTEAD), *(None,) * 4

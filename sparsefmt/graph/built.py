@@ -177,7 +177,7 @@ class GraphBuilt(Built):
                 part = part.with_data(data[key[-1]])
             elif key[0] in ("csr", "csc"):
                 part = part[0].with_data(data[key[0] == "csc"]), part[1]
-            result.found[key] = part
+            result.parts[key] = part
         return result
 
     def reordered(self, order: Order) -> "GraphBuilt":
@@ -193,7 +193,7 @@ class GraphBuilt(Built):
                 row, col = row[back], col[back]
             renamed = COO(row, col, source.data, shape=source.shape)
             result = GraphBuilt(order.apply(renamed))
-            result.found["csr", False] = moved, perm if numbers is None else numbers[perm]
+            result.parts["csr", False] = moved, perm if numbers is None else numbers[perm]
         finish(source._indices)  # synchronize!
         return result
 
@@ -210,7 +210,7 @@ class GraphBuilt(Built):
         with self.lock:
             parts = {key: part for key, part in self.items() if key[0] != "stats"}
         result = GraphBuilt(_map_arrays(self.structure, moved))
-        result.found = {key: _map_arrays(part, moved) for key, part in parts.items()}
+        result.parts = {key: _map_arrays(part, moved) for key, part in parts.items()}
         return result
 
 

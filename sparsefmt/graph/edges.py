@@ -97,7 +97,7 @@ def _fault(edges: Edges | None, shape: tuple[int, int], fault: int) -> SparseFmt
 
 
 def edges_of(edge_index: Any, edge_weight: Array | None, num_nodes: Any) -> Edges | None:
-    """Take edges as they are where they are plain CUDA tensors; None for what needs more.
+    """Return CUDA tensors of edges as they are; None for what needs more.
 
     Raises
     ------

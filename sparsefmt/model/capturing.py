@@ -116,7 +116,7 @@ def capture(
 
 
 def _recorder(inputs: Inputs, pool: tuple[int, int] | None, mode: str) -> Recorder | None:
-    """Return what records, None where there is no GPU."""
+    """Return a recorder for the current GPU, or None without one."""
     if not torch.cuda.is_available():
         return None
     return Recorder(torch.device("cuda", torch.cuda.current_device()), pool, mode)
@@ -149,7 +149,7 @@ class Step:
         return tree_unflatten(*self.run(inputs))
 
     def run(self, inputs: tuple[Any, ...]) -> tuple[list[Tensor | None], Any]:
-        """Run the step, and return its results without what they were computed of."""
+        """Run the step; return its results, detached, and their tree."""
         results, spec = tree_flatten(self.step(*inputs), is_leaf=is_graph)
         for result in results:
             if result is not None and not isinstance(result, Tensor):
@@ -177,7 +177,10 @@ class Captured(Step):
         self._recorder, self._clone, self._lock = recorder, clone, RLock()
         with recorder.aside():
             with torch.inference_mode(False), torch.no_grad():
-                self._inputs = [_static(example) for example in inputs.examples]
+                self._inputs: list[Any] = [
+                    t if t is None else t.detach().clone().requires_grad_(t.requires_grad)
+                    for t in inputs.examples
+                ]
             made = _Making(self, state, self._inputs, recorder).made(check=check)
         self._recorded, self._guard = made, Guard(state, step)
         # The graph has pointers: what it reads stays once the names for it are bound to others.
@@ -211,7 +214,7 @@ class Gradients:
     """The gradients of parameters that a captured graph adds to and leaves."""
 
     def __init__(self, parameters: list[Tensor], receive: set[int]) -> None:
-        """Put zeros to the parameters without a gradient that backward adds to."""
+        """Set the gradient to zeros for parameters that have none and that backward adds to."""
         for parameter in parameters:
             if id(parameter) in receive and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -220,7 +223,7 @@ class Gradients:
         self._gradients: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
 
     def end(self) -> None:
-        """Keep what the recorded run has made of the gradients that there were."""
+        """Record the gradients that the recorded run has left."""
         for parameter, start, version in self._starts:
             read = start is not None and (parameter.grad is start or start._version != version)
             if read or parameter.grad is not None:
@@ -228,7 +231,7 @@ class Gradients:
         self._starts = []
 
     def put(self) -> None:
-        """Put the gradients that there are where a replay adds to them."""
+        """Copy present gradients to the memory that a replay adds to."""
         for parameter, start, _ in self._gradients:
             if start is not None and parameter.grad is not start:
                 with torch.no_grad():
@@ -236,7 +239,7 @@ class Gradients:
                 parameter.grad = start
 
     def show(self) -> None:
-        """Put the gradients that a replay has left where a step leaves them."""
+        """Set ``p.grad`` to the gradients that a replay has left."""
         for parameter, _, end in self._gradients:
             if parameter.grad is not end:
                 parameter.grad = end
@@ -253,7 +256,7 @@ class Recorded(NamedTuple):
     read: list[Any]  #: what graphs and plans had made before, which stays as long as this
 
     def replay(self) -> None:
-        """Run the step on what lies in its inputs."""
+        """Replay the graph, and move gradients to where a step leaves them."""
         self.gradients.put()
         self.graph.replay()
         self.gradients.show()
@@ -297,7 +300,7 @@ class _Making:
         return results
 
     def _warm_up(self) -> None:
-        """Run as often as it takes until nothing is made for the first time."""
+        """Run the step WARM_UPS times: kernels compile, and structures are built."""
         state, versions = self._state, [tensor._version for tensor in self._tensors]
         for _ in range(WARM_UPS):
             try:
@@ -325,7 +328,7 @@ class _Making:
 
     @contextmanager
     def _receiving(self) -> Iterator[None]:
-        """Keep the numbers of the parameters that backward adds a gradient to."""
+        """Record the ids of the parameters that backward adds a gradient to."""
 
         def note(parameter: Tensor) -> None:
             self._receive.add(id(parameter))
@@ -394,12 +397,8 @@ class _Making:
 
 
 def _results(results: list[Tensor | None]) -> dict[str, Tensor]:
+    """Copy the results of a run, by their names in errors."""
     return {f"result {n}": t.clone() for n, t in enumerate(results) if t is not None}
-
-
-def _static(value: Tensor | None) -> Any:
-    """Copy an input to where the graph reads it."""
-    return None if value is None else value.detach().clone().requires_grad_(value.requires_grad)
 
 
 @contextmanager

@@ -63,7 +63,7 @@ class Settings:
     agreed: Constants | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the options alone: a copy will not meet the tensors."""
+        """Return the options alone: a copy will meet other tensors."""
         return {"mode": self.mode, "steps": self.steps, "agreed": self.agreed}
 
     def is_constant(self, value: Tensor) -> bool:
@@ -83,7 +83,7 @@ class Code(NamedTuple):
 class Own(NamedTuple):
     """The composition that a layer has by itself, if it is one of the trees."""
 
-    usual: str = ""
+    default: str = ""
     narrowing: str = ""  #: where the layer maps features before it aggregates them
     #: Both, of a graph that processes share: where it maps features first, and where it does not.
     over_processes: tuple[str, str] = ("", "")
@@ -123,7 +123,7 @@ class Composition:
     chosen: dict[Any, Plan] = field(default_factory=dict)  #: by sizes to the next power of two
 
     def planned(self, values: Values, code: Code, constants: Collection[str] = ()) -> Planned:
-        """Return the plan for such values, made at the first call."""
+        """Return the plan for values of these kinds; make it at the first call."""
         like = first_tensor(values)
         kinds = (
             number_of(value)
@@ -162,7 +162,7 @@ class Composition:
         result = self.chosen.get(key)
         if result is None or self.settings.timing:
             expression = rebuilt(self.expression, bound)
-            own = self._layers_tree(sizes, bound, values)
+            default = self._layers_tree(sizes, bound, values)
             result = plan(
                 expression if dist is None else over_processes(expression),
                 sizes,
@@ -174,7 +174,7 @@ class Composition:
                 travelling=travelling,
                 orders=(sizes,),
                 own=lambda tree: (  # nothing of it is kept
-                    text_of(tree) == own and not any(step.constant for step in steps(tree))
+                    text_of(tree) == default and not any(step.constant for step in steps(tree))
                 ),
             )
             if dist is None:  # processes would time apart, and choose apart
@@ -189,13 +189,13 @@ class Composition:
         dist = shared_of(values)
         if dist is not None:
             return self.own.over_processes[not dist.maps_first(values["H"], sizes["out"])]
-        usual, narrowing, _ = self.own
+        default, narrowing, _ = self.own
         if narrowing and maps_first(sizes["in"], sizes["out"], gradient=leaves["H"].grad):
             return narrowing
-        return usual
+        return default
 
     def _measured(self, result: Plan, values: Values, code: Code) -> Plan:
-        """Time those too close to decide, or all promoted, unless they were timed before."""
+        """Time trees too close to decide, or all promoted ones, unless they were timed before."""
         auto, like = self.settings.mode == "auto", first_tensor(values)
         trees = [c.tree for c in (result.close if auto else result.promoted)]
         if self.settings.mode == "model" or len(trees) < 2:
@@ -260,7 +260,7 @@ def rebuilt(expression: Expression, leaves: Mapping[str, Leaf]) -> Expression:
 
 
 def _bound(leaf: Leaf, value: Graph | Shared | Tensor, constant: bool) -> Leaf:
-    """Return the leaf with a graph's kind, or whether a tensor is constant and has a gradient."""
+    """Set a leaf's kind by its graph, or by its tensor the flags ``constant`` and ``grad``."""
     if isinstance(value, Shared):
         return replace(leaf, kind="unweighted")
     if isinstance(value, Graph):
@@ -270,7 +270,7 @@ def _bound(leaf: Leaf, value: Graph | Shared | Tensor, constant: bool) -> Leaf:
 
 
 def _sizes_of(leaves: Mapping[str, Leaf], values: Values) -> dict[str, int]:
-    """Return the number behind each name; of a graph that processes share what they agree on."""
+    """Return the sizes of a call by their names; on a DistGraph the largest of any process."""
     sizes = {"heads": 1}
     for name, value in values.items():
         leaf = leaves.get(name)
@@ -283,7 +283,7 @@ def _sizes_of(leaves: Mapping[str, Leaf], values: Values) -> dict[str, int]:
 
 
 def modes(like: Tensor) -> tuple[bool, bool]:
-    """Return whether gradients are wanted, and whether products may round float32 features."""
+    """Return two flags: gradients are wanted, and products may round float32 features."""
     rounds = like.is_cuda and like.dtype is torch.float32 and bf16_is_allowed()
     return torch.is_grad_enabled(), rounds
 
@@ -312,7 +312,7 @@ def seconds_of(run: Callable[[], Any], like: Tensor) -> float:
 
 
 def times_of(run: Callable[[], Any], like: Tensor) -> tuple[float, float]:
-    """Time the same on the host alone, and until the device is done."""
+    """Time a run and its gradients: on the host alone, and until the device is done."""
     cuda = like.device.type == "cuda"
     if cuda:
         torch.cuda.synchronize(like.device)  # synchronize!

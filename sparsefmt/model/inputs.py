@@ -21,6 +21,7 @@ class Inputs:
         self._flat = all(isinstance(value, Tensor | None) for value in examples)
 
     def _check_tensor(self, number: int, value: object) -> None:
+        """Check for a dense tensor, or None."""
         if is_graph(value) and not isinstance(value, Tensor):
             raise UnsupportedError(
                 f"input {number} is a graph, which a replay cannot exchange: let step close over "
@@ -47,7 +48,7 @@ class Inputs:
                 )
 
     def checked(self, arguments: tuple[Any, ...]) -> list[Any]:
-        """Return the tensors among arguments, once they are like those of the example."""
+        """Check that arguments are like the example, and return their tensors."""
         if self._flat and len(arguments) == len(self.examples):
             leaves: list[Any] = [*arguments]
         else:
@@ -63,6 +64,7 @@ class Inputs:
         return leaves
 
     def _check_like(self, number: int, value: Any, like: Tensor | None) -> None:
+        """Check that an argument has the shape, dtype and device of its example."""
         self._check_tensor(number, value)
         if value is None or like is None:
             if value is not like:
@@ -84,5 +86,5 @@ class Inputs:
                 )
 
     def tree(self, leaves: list[Any]) -> Any:
-        """Return the arguments that have these tensors."""
+        """Build arguments of these tensors, in the form of the example."""
         return tree_unflatten(leaves, self._spec)

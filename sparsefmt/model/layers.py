@@ -11,7 +11,6 @@ from torch.nn import Module, Parameter, Sequential
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..autograd import as_graph, spmm
-from ..autograd.maps import calls_forward_alone, read_map
 from ..autograd.tensors.order import own_values
 from ..autograd.tensors.prepare import GraphLike, tensors_of
 from ..autograd.tensors.shared import Shared, is_square, local_of, n_sources, shared
@@ -19,6 +18,7 @@ from ..graph.graph import Graph
 from ..plan import models
 from ..plan.expression import Expression
 from .composition import MAX_PLANS, Code, Composition, Own, Planned, Settings, modes, number_of
+from .maps import calls_forward_alone, read_map
 from .program import FUNCTIONS, Attention, Functions, Values, is_stamped, stamp
 
 GraphOrShared = Graph | Shared
@@ -38,9 +38,9 @@ class Adapter:
     suits: Callable[[Any], bool]  #: whether the layer's options are those of the expression
     bias_of: str = ""  #: the map whose bias is added to the product; the layer's own without
     own: Own = _NO_COMPOSITION
-    #: Whether over processes only its own code serves features without a gradient: they travel
-    #: once, and no scores do.
-    sends_once: bool = False
+    #: Whether on a DistGraph the layer's own code must run if x has no gradient: such features
+    #: travel once, and no scores do.
+    unplanned_constants: bool = False
     graph: Callable[[Any, Tensor, Any], Any] = lambda layer, x, edge_index: as_graph(
         edge_index, x, name="edge_index"
     )
@@ -64,7 +64,7 @@ class LayerPlan:
         self.left: set[Any] = set()  #: kinds of calls for which the layer's own code is chosen
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy needs: it will not meet these graphs and tensors."""
+        """Return the state of a copy, without the plans: it will meet other graphs and tensors."""
         return {
             "kind": self.kind,
             "options": self.options,
@@ -160,7 +160,7 @@ class LayerPlan:
             return None
         if bias is not None and bias.shape != (out,):
             return None
-        if self.adapter.sends_once and shared(graph) is not None and not x.requires_grad:
+        if self.adapter.unplanned_constants and shared(graph) is not None and not x.requires_grad:
             return None
         to_all = isinstance(edge_index, Tensor) and edge_index.layout is not torch.strided
         matrices = self.adapter.matrices(layer, graph, x.dtype, to_all)
@@ -216,15 +216,15 @@ def type_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-# Graphs and diagonals, kept with the graph that they are made of
+# Graphs and diagonals, cached with the graph that they are made of
 
 
-_KEPT: Any = WeakIdKeyDictionary()
+_RESULTS: Any = WeakIdKeyDictionary()
 
 
 def _cached(graph: GraphOrShared, key: Hashable, make: Callable[[], Any]) -> Any:
-    """Return ``make()``, kept until the graph goes; what it makes must not hold the graph."""
-    results = _KEPT.setdefault(graph, {})
+    """Return ``make()``, cached until the graph goes; its result must not refer to the graph."""
+    results = _RESULTS.setdefault(graph, {})
     if key not in results:
         with torch.inference_mode(False), torch.no_grad():
             results[key] = make()
@@ -271,10 +271,10 @@ def edges_with_loops(
 
 
 def _looped(graph: GraphOrShared, which: str) -> GraphOrShared:
-    """Return the graph with loops, made once."""
-    own: Any = graph.looped if isinstance(graph, Shared) else partial(with_loops, graph)
-    made: GraphOrShared = _cached(graph, which, partial(own, which))
-    return made
+    """Return the graph with loops from the cache, or build it."""
+    build: Any = graph.looped if isinstance(graph, Shared) else partial(with_loops, graph)
+    looped: GraphOrShared = _cached(graph, which, partial(build, which))
+    return looped
 
 
 def _normalised(graph: GraphOrShared, dtype: torch.dtype) -> Values:
@@ -300,7 +300,7 @@ def _with_loops(layer: Any, graph: GraphOrShared, dtype: torch.dtype, to_all: bo
 
 
 def _with_own(layer: Any, graph: GraphOrShared, dtype: torch.dtype, _: bool) -> Values | None:
-    """Return the graph with ``1 + eps`` on its diagonal, made anew when ``eps`` changes.
+    """Add ``1 + eps`` to the diagonal of the graph; build the result again when ``eps`` changes.
 
     None of one that processes share, which has no values, unless ``eps`` is 0.
     """
@@ -323,12 +323,8 @@ def _with_own(layer: Any, graph: GraphOrShared, dtype: torch.dtype, _: bool) -> 
 # Kinds of layers
 
 
-def _first(network: Any) -> Any:
-    """Return the first module of a network that runs nothing but its modules."""
-    return network[0] if calls_forward_alone(network, Sequential) and len(network) else network
-
-
 def _attention(layer: Any, graph: GraphOrShared) -> Functions:
+    """Return the function that builds a layer's attention of the scores of both ends."""
     options = {
         "negative_slope": layer.negative_slope,
         "dropout": layer.dropout if layer.training else 0.0,
@@ -372,7 +368,11 @@ ADAPTERS: dict[str, Adapter] = {
     "sparsefmt.nn.GINConv": Adapter(
         expression=lambda layer: models.gin(models.features()),
         matrices=_with_own,
-        maps=lambda layer: {"W": _first(layer.nn)},
+        maps=lambda layer: {
+            "W": layer.nn[0]
+            if calls_forward_alone(layer.nn, Sequential) and len(layer.nn)
+            else layer.nn
+        },
         graph=lambda layer, x, edge_index: layer._graph(x, edge_index),
         bias_of="W",
         rest=lambda layer: list(layer.nn)[1:] if type(layer.nn) is Sequential else [],
@@ -390,7 +390,7 @@ ADAPTERS: dict[str, Adapter] = {
             and layer.lin is not None
         ),
         own=Own(_GAT, over_processes=(_GAT, _GAT)),
-        sends_once=True,
+        unplanned_constants=True,
         functions=_attention,
     ),
     "sparsefmt.nn.SGConv": Adapter(

@@ -67,7 +67,7 @@ class ModelPlan:
         """
         result = {}
         for name, composition in self.compositions.items():
-            planned = tuple(composition.plans.copy().values())  # calls reorder them
+            planned = composition.plans.copy().values()  # calls reorder them
             plans = [made.plan for made in planned if made.plan]
             asked = [plan for plan in plans if plan.training == self.training]
             if plans:
@@ -76,6 +76,7 @@ class ModelPlan:
 
     @property
     def _decisions(self) -> list[Decision]:
+        """Return the decisions that were made, on order, tiles and capture."""
         return [made for made in (self.ordering, self.tiling, self.launching) if made]
 
     def explain(self) -> str:
@@ -202,8 +203,8 @@ def optimize(
     ``eps.data``, is not seen, since torch counts no version of it: write to the tensor itself.
     """
     dist = shared(graph)
-    if dist is not None and dist.whole is not None:
-        graph, dist = dist.whole, None
+    if dist is not None and dist.complete is not None:
+        graph, dist = dist.complete, None
     check = partial(_checked, model, graph, x, training, steps, mode)
     agreed = None
     if dist is not None:
@@ -339,9 +340,8 @@ def _plan(
     if prepared is None:
         return []
     planned, values, _ = prepared
-    own = planned.program is None
-    multiplied = [plan.adapter.graph(layer, x, edge_index)] if own else values.values()
-    return [graph for graph in multiplied if isinstance(graph, Graph)]
+    graphs = values.values() if planned.program else [plan.adapter.graph(layer, x, edge_index)]
+    return [graph for graph in graphs if isinstance(graph, Graph)]
 
 
 def _why_left(module: Module) -> str:
@@ -424,7 +424,7 @@ def _checked(
 
 
 def _inputs(model: Module, graph: object, x: object) -> tuple[Any, ...]:
-    """Return what the model is called with."""
+    """Return the arguments that the model is called with."""
     signature = inspect.signature(type(model).forward)
     if x is not None and not isinstance(x, Tensor | tuple | list):
         mend = "torch.from_numpy(x)" if hasattr(x, "__array_interface__") else "a torch.Tensor"
@@ -457,7 +457,7 @@ def _inputs(model: Module, graph: object, x: object) -> tuple[Any, ...]:
 def _facts(
     model: Module, inputs: tuple[Any, ...], training: bool | None, steps: int | None, mode: str
 ) -> dict[str, Any]:
-    """Return what decides for a plan, to be the same on all processes that share a graph."""
+    """Return the facts that a plan depends on, which processes that share a graph compare."""
     kinds = [
         (tuple(value.shape[1:]), str(value.dtype), value.requires_grad, value.is_inference())
         if isinstance(value, Tensor)

@@ -43,6 +43,7 @@ Factor: TypeAlias = "GraphLike | Weighted | Attention"
 
 
 def _spmm(A: Factor, X: Tensor, row: Tensor | None = None, col: Tensor | None = None) -> Tensor:
+    """Multiply a graph, with values or of an attention, with features and scales."""
     dist = shared(A.graph if isinstance(A, Weighted | Attention) else A)
     if isinstance(A, Attention):
         function = partial(gat_aggregate, A.graph) if dist is None else dist.gat_aggregate
@@ -59,6 +60,7 @@ def _spmm(A: Factor, X: Tensor, row: Tensor | None = None, col: Tensor | None = 
 def _scale_entries(
     A: "GraphLike | Weighted", row: Tensor | None = None, col: Tensor | None = None
 ) -> Weighted:
+    """Multiply the values of a graph by scales of rows and columns."""
     if isinstance(A, Shared):
         return Weighted(A, shared(A).scaled_entries(row, col))
     graph, values = A if isinstance(A, Weighted) else (A, tensors_of(A).csr_values)
@@ -107,17 +109,14 @@ class Program:
 
     def __call__(self, values: Values, functions: Functions) -> Any:
         """Compute the tree: values by leaf's name, functions by kind of step."""
-        results = dict(values)
-        if not self._of_constants:
-            _run(self._of_inputs, results, functions)
-            return results[self._result]
-        if capturing(first_tensor(values)) and not self._is_fresh(values):
+        results, calls, cached = dict(values), self._of_inputs, dict[Any, Any]()
+        if self._of_constants and capturing(first_tensor(values)) and not self._is_fresh(values):
             # Memory of a captured CUDA graph is that graph's: nothing of it is cached.
-            _run([*self._of_constants, *self._of_inputs], results, functions)
-            return results[self._result]
-        cached = self._cached(values, functions)
-        results.update(cached)
-        _run(self._of_inputs, results, functions)
+            calls = [*self._of_constants, *calls]
+        elif self._of_constants:
+            cached = self._cached(values, functions)
+            results.update(cached)
+        _run(calls, results, functions)
         result = results[self._result]
         # What is cached stays ours, whatever the caller writes to the result.
         return result.clone() if self._result in cached else result
@@ -145,18 +144,20 @@ class Program:
 
 
 def _run(calls: list[Any], results: dict[Any, Any], functions: Functions) -> None:
+    """Run calls in order, and add their results by their numbers."""
     for key, kind, operands in calls:
         results[key] = functions[kind](**{role: results[name] for role, name in operands})
 
 
 def _leaves(tree: Tree) -> list[Leaf]:
+    """Return the leaves of a tree, from left to right."""
     if isinstance(tree, Step):
         return [leaf for part in tree.operands for leaf in _leaves(part)]
     return [tree]
 
 
 def times_forgotten(values: Values) -> int:
-    """Return how often processes that share a graph were told to forget features that stay."""
+    """Count the calls of ``forget`` on a graph that processes share; 0 without one."""
     dist = shared_of(values)
     return 0 if dist is None else int(dist.times_forgotten)
 
@@ -172,12 +173,12 @@ def first_tensor(values: Values) -> Tensor:
 
 
 def stamp(value: Tensor) -> Stamp:
-    """Return what tells a tensor, unchanged, from every other."""
+    """Return a weak reference to a tensor and its version, by which ``is_stamped`` knows it."""
     return ref(value), None if value.is_inference() else state_of(value)
 
 
 def is_stamped(value: Tensor, made: Stamp) -> bool:
-    """Return True if it is that tensor, seen unchanged; never of inference's tensors."""
+    """Return True if it is the tensor of the stamp, unchanged; False for inference tensors."""
     return made[0]() is value and not value.is_inference() and state_of(value) == made[1]
 
 

@@ -50,8 +50,10 @@ def against_pyg_layer(layer: Module) -> str:
     for name, module in layer.named_modules():
         if not name or name.split(".")[0] == "nn":  # the user's network serves as it is
             continue
-        if not _is_of_pyg(module):
-            return f"its {name} is a {type(module).__name__}, not what PyG puts there"
+        cls = type(module)
+        known = cls is ModuleList or (cls.__module__, cls.__qualname__) == _LINEAR
+        if not known and not cls.__module__.startswith(_AGGREGATIONS):
+            return f"its {name} is a {cls.__name__}, not what PyG puts there"
         if _is_hooked(module):
             return f"its {name} has hooks, or a method set by hand"
     return ""
@@ -60,21 +62,15 @@ def against_pyg_layer(layer: Module) -> str:
 def step_set_by_hand(layer: Module) -> str | None:
     """Return the name of a step that is not PyG's, on the layer or its class, or None."""
     kind, attributes = type(layer), vars(layer)
-    own = getattr(kind, "_orig_propagate", None), getattr(kind, "_jinja_propagate", None)
+    generated = getattr(kind, "_orig_propagate", None), getattr(kind, "_jinja_propagate", None)
     for step in _STEPS:
         value = attributes.get(step)
-        if value is not None and getattr(value, "__func__", value) not in own:
+        if value is not None and getattr(value, "__func__", value) not in generated:
             return step
         of_class = getattr(kind, step, None)
         if of_class is not None and not of_class.__module__.startswith("torch_geometric."):
             return step
     return None
-
-
-def _is_of_pyg(module: Module) -> bool:
-    kind = type(module)
-    name = kind.__module__, kind.__qualname__
-    return kind is ModuleList or name == _LINEAR or name[0].startswith(_AGGREGATIONS)
 
 
 def _is_hooked(module: Module) -> bool:

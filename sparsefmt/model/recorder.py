@@ -37,7 +37,7 @@ class Recorder:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Run on the side stream, after all that was launched and before all that will be."""
+        """Run on a side stream, after earlier launches and ahead of later ones."""
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         before = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(before)
@@ -48,7 +48,7 @@ class Recorder:
             before.wait_stream(self._stream)
 
     def follow(self) -> None:
-        """Wait on the current stream for that of the replay before, whose memory it reads."""
+        """Let the current stream wait for that of the replay before, whose memory it reads."""
         now = torch.cuda.current_stream(self.device)
         if self._last is not None and self._last != now:
             now.wait_stream(self._last)
@@ -56,7 +56,7 @@ class Recorder:
 
     @contextmanager
     def strictly(self) -> Iterator[None]:
-        """Refuse what waits for the GPU, by the line that does.
+        """Raise for a call that waits for the GPU, and name its line.
 
         Of the whole process: where other threads may wait meanwhile, the recorded run tells.
         """
@@ -97,25 +97,21 @@ class Recorder:
     def _refuse(
         self, cause: BaseException, error: Exception, outside: BaseException | None
     ) -> NoReturn:
-        """Raise what stopped the run, by its line if CUDA did; ``error`` may have followed it."""
+        """Raise the error that stopped the run, with its line if CUDA did; ``error`` may follow."""
         of_cuda = [
             error
             for error in _chain(cause, outside)
             if "captur" in str(error) and not isinstance(error, SparseFmtError)
         ]
-        if of_cuda or error is not cause:
-            self._mend()
+        if of_cuda or error is not cause:  # take allocator and generators out of a broken capture
+            with suppress(RuntimeError):  # torch has left it
+                torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
+            with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
+                torch.zeros(1, device=self.device)
         if not of_cuda:
             raise cause from cause.__cause__
         line, said = _line(of_cuda[-1].__traceback__), str(of_cuda[-1]).partition("\n")[0]
         raise UnsupportedError(f"{_WAITS.format(line=line)} CUDA: {said}.") from cause
-
-    def _mend(self) -> None:
-        """Remove the allocator and the generators from a capture that CUDA broke off."""
-        with suppress(RuntimeError):  # torch has left it
-            torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
-        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
-            torch.zeros(1, device=self.device)
 
 
 def _chain(error: BaseException, outside: BaseException | None) -> list[BaseException]:

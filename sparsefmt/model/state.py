@@ -41,10 +41,6 @@ COARSE = 2e-2  # of floats of two bytes
 #: What every module of torch has.
 OF_MODULES = frozenset(vars(Module())) - {"training"}
 
-_CONTAINERS = (list, tuple, deque, set, frozenset)
-_READ_AS_CODE = (type, ModuleType, BuiltinFunctionType)
-_LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "IMPORT_NAME")
-_WRAPPERS = (MethodType, staticmethod, classmethod)
 _MISSING = type("missing", (), {})
 
 
@@ -119,7 +115,7 @@ class _Walk:
         self._place = "the forward"
 
     def read(self, step: object) -> None:
-        """Add what ``step`` holds and its code names, what the code of that names, and so on."""
+        """Add the values that ``step`` refers to, those that its code names, and so on."""
         self.add(step, 0)
         size = -1
         try:
@@ -138,7 +134,7 @@ class _Walk:
             ) from error
 
     def add(self, value: object, depth: int) -> None:
-        """Add a value, and what it holds."""
+        """Add a value, and those that it refers to."""
         if id(value) in self.seen or depth > MAX_DEPTH:
             return
         self.seen[id(value)] = value
@@ -159,7 +155,7 @@ class _Walk:
                 self.add(inner, depth + 1)
 
     def _inner(self, value: object) -> Iterable[Any]:
-        """Return what a value holds, and note the code that it may run."""
+        """Return the values that a value refers to, and record the code that it may run."""
         if isinstance(value, Module):
             modules = [*value.modules()]
             self._code += {type(m): None for m in modules if not _is_library_module(m)}
@@ -173,23 +169,26 @@ class _Walk:
             return vars(value).values()  # a decorator keeps there what it has wrapped
         if isinstance(value, dict):
             return _items([*value.values()])
-        if isinstance(value, _CONTAINERS):
+        if isinstance(value, list | tuple | deque | set | frozenset):
             return _items([*value])
-        if isinstance(value, _READ_AS_CODE) or not hasattr(value, "__dict__"):
+        code = isinstance(value, type | ModuleType | BuiltinFunctionType)
+        if code or not hasattr(value, "__dict__"):
             return ()
         self._code.append(type(value))
         return [*vars(value).values()]
 
     def _name(self, space: Mapping[str, Any], name: str) -> None:
+        """Add the value of a name, and read its code."""
         if (id(space), name) not in self._named:
             self._named[id(space), name] = space[name]
             self._see(space[name])
 
     def _see(self, value: object) -> None:
+        """Read the code of a function, class or module; a library's is not read."""
         if len(self._read) + len(self._spaces) > MAX_READ:
             raise UnsupportedError(f"{self._place} calls more functions than can be compared.")
         self._refuse_changing(value)
-        if isinstance(value, _WRAPPERS):
+        if isinstance(value, MethodType | staticmethod | classmethod):
             self._see(value.__func__)
         elif isinstance(value, property):
             self._see(value.fget)
@@ -209,10 +208,9 @@ class _Walk:
     def _function(self, function: FunctionType, code: CodeType) -> None:
         """Read what a function names, and the functions that are written within it."""
         self._used |= {*code.co_names}
-        lines = [*dis.findlinestarts(code)]
         for step in dis.get_instructions(code):
-            if step.opname in _LOADS:
-                line = max((n for at, n in lines if at <= step.offset and n), default=0)
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "IMPORT_NAME"):
+                line = step.positions.lineno if step.positions else 0
                 self._place = f"{code.co_filename}:{line}, in {code.co_name}"
                 self._load(function, str(step.argval), step.opname == "IMPORT_NAME", code)
         for inner in code.co_consts:
@@ -224,6 +222,7 @@ class _Walk:
             self._defaults += [*(function.__kwdefaults__ or {}).values()]
 
     def _load(self, function: FunctionType, name: str, imported: bool, code: CodeType) -> None:
+        """Read a global, or an import, of that name; raise for a clock or a generator."""
         names = function.__globals__
         value = sys.modules.get(name) if imported else names.get(name, _MISSING)
         builtin = value is _MISSING and name in CHANGING_OF["builtins"]
@@ -256,6 +255,7 @@ class _Walk:
             self._refuse(getattr(value, "__name__", name))
 
     def _refuse(self, name: str) -> None:
+        """Raise for a function or module whose values change from call to call."""
         raise UnsupportedError(
             f"{self._place} uses {name}, which may give another value at each call."
         )
@@ -292,7 +292,7 @@ def _is_library_module(module: Module) -> bool:
 
 
 def cell_contents(cell: CellType) -> Any:
-    """Return what a variable of a closure is bound to, None before it is."""
+    """Return the value of a closure's variable, None before it has one."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -321,7 +321,7 @@ class Snapshot:
         self._places = [(place, before) for place, before in pairs if before is not None]
 
     def restore(self) -> None:
-        """Put back what has changed."""
+        """Restore the tensors, gradients and contents that have changed."""
         for place, before in self._places:
             if not _same(_contents(place), before):
                 _fill(place, before)
@@ -334,7 +334,7 @@ class Snapshot:
 
 
 def _contents(place: object) -> Any:
-    """Return what a module, a container or an object holds; None of what cannot be written to."""
+    """Copy the contents of a module, container or object; None if it cannot be written to."""
     if isinstance(place, Module):
         return None if _is_library_module(place) else attributes(place)
     if isinstance(place, Tensor | Graph | GraphTensors | FunctionType | ModuleType | type):
@@ -348,6 +348,7 @@ def _contents(place: object) -> Any:
 
 
 def _same(now: Any, before: Any) -> bool:
+    """Return True if a place holds the same objects as before, in their order."""
     if isinstance(before, set):
         return bool(now == before)
     if isinstance(before, dict):
@@ -356,6 +357,7 @@ def _same(now: Any, before: Any) -> bool:
 
 
 def _fill(place: Any, before: Any) -> None:
+    """Write former contents to a module, a container or an object."""
     if isinstance(place, Module):
         for name in attributes(place):
             del vars(place)[name]
@@ -378,7 +380,7 @@ class Randomness:
         return random.getstate(), np.random.get_state(), states  # noqa: NPY002
 
     def restore(self) -> None:
-        """Put the states back."""
+        """Restore the states of all generators."""
         python, numpy, states = self._before
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002
@@ -447,9 +449,10 @@ def _same_values(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _kind(name: str) -> str:
-    """Return what has a scale: a state of all parameters, their gradients, or a tensor's name."""
+    """Return the group whose tensors share a scale, as "exp_avg" of all parameters; else a name."""
     return name.partition(" of ")[0] if " of " in name else name
 
 
 def _largest(values: Tensor) -> float:
+    """Return the largest absolute value, 0 of an empty tensor."""
     return float(values.double().nan_to_num(0, 0, 0).abs().max()) if values.numel() else 0.0

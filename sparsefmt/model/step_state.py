@@ -19,7 +19,7 @@ from ..errors import DeviceError, UnsupportedError
 from .state import Holdings, Randomness, cell_contents, is_graph
 
 #: Attributes that are numbers or text: a dropout's ``p``, and what users count.
-PLAIN = bool | int | float | str
+BASIC = bool | int | float | str
 #: Optimizers whose state before the first step is known: 0, but for these.
 KNOWN = {
     *(optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax),
@@ -127,7 +127,7 @@ class State:
         return [t for key, (_, t) in self.tensors.items() if key in self._changing]
 
     def restore(self, *, attributes: bool = True) -> None:
-        """Put everything back; state that an optimizer has made is that before its first step.
+        """Restore all that a run changes; set new state of optimizers to that before a first step.
 
         Without ``attributes`` those of modules stay as a run has left them.
         """
@@ -214,7 +214,7 @@ class State:
             optimizer._warned_capturable_if_run_uncaptured = True  # it warns of the runs before
 
     def refuse_changes(self) -> None:
-        """Refuse what a run has changed that a replay would not."""
+        """Raise if a run has changed something that a replay would not."""
         for attributes in self._attributes:
             attributes.refuse_changes()
         self._settings.refuse("step changes {}")
@@ -239,15 +239,17 @@ class Attributes:
     def __init__(self, owner: Module | LRScheduler) -> None:
         self._owner, self._now = owner, vars(owner)
         self._buffers = owner._buffers if isinstance(owner, Module) else {}
-        self._before, self._buffers_before = dict(_restorable(self._now)), dict(self._buffers)
+        self._before: dict[str, Any] = {
+            name: v for name, v in self._now.items() if isinstance(v, BASIC | Tensor | None)
+        }
+        self._buffers_before = dict(self._buffers)
 
     def restore(self) -> None:
         """Put back attributes and buffers as they were; delete tensors that have been added."""
         pairs = (self._now, self._before), (self._buffers, self._buffers_before)
         for now, before in pairs:
-            for name in [name for name, _ in _restorable(now) if name not in before]:
-                if isinstance(now[name], Tensor):
-                    del now[name]
+            for name in [k for k, v in now.items() if isinstance(v, Tensor) and k not in before]:
+                del now[name]
             now.update(before)
 
     def refuse_changes(self) -> None:
@@ -280,12 +282,9 @@ class Attributes:
         )
 
 
-def _restorable(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    return ((k, v) for k, v in values.items() if isinstance(v, PLAIN | Tensor | None))
-
-
 def _is_same(now: object, before: object) -> bool:
-    return now is before or (isinstance(before, PLAIN) and bool(now == before))
+    """Return True for the same object, or an equal number or text."""
+    return now is before or (isinstance(before, BASIC) and bool(now == before))
 
 
 #: An optimizer, its group and key, and the value that a graph has: a number, or a tensor's place.
@@ -297,28 +296,25 @@ class Settings:
 
     def __init__(self, optimizers: list[Optimizer], device: torch.device) -> None:
         self._optimizers, self._device = optimizers, device
-        self._before = self._now()
+        self._before = [*self._read()]
 
-    def _now(self) -> list[Setting]:
-        return [
-            (optimizer, at, key, *self._constant(key, value))
-            for optimizer in self._optimizers
-            for at, group in enumerate(optimizer.param_groups)
-            for key, value in group.items()
-            if key != "initial_lr"  # a scheduler's
-        ]
-
-    def _constant(self, key: str, value: object) -> tuple[Any, int | None]:
-        if isinstance(value, list) and key == "params":
-            return len(value), None
-        if not isinstance(value, Tensor):
-            return value, None
-        on_device = value.device == self._device
-        return (None, value.data_ptr()) if on_device else (value.tolist(), None)
+    def _read(self) -> Iterator[Setting]:
+        """Yield the present settings."""
+        for optimizer in self._optimizers:
+            for at, group in enumerate(optimizer.param_groups):
+                for key, value in group.items():
+                    if key == "initial_lr":  # a scheduler's
+                        continue
+                    if not isinstance(value, Tensor):
+                        yield optimizer, at, key, len(value) if key == "params" else value, None
+                    elif value.device == self._device:
+                        yield optimizer, at, key, None, value.data_ptr()
+                    else:
+                        yield optimizer, at, key, value.tolist(), None
 
     def refuse(self, what: str) -> None:
         """Raise if a setting differs from the first; ``what`` is a template for the error."""
-        settings = self._now()
+        settings = [*self._read()]
         if settings == self._before:
             return
         for now, before in zip(settings, self._before, strict=False):
@@ -350,8 +346,8 @@ class Guard:
             for members in (module._parameters, module._buffers)
             if members
         ]
-        self._plain = [
-            (m, vars(m), {k: v for k, v in vars(m).items() if isinstance(v, PLAIN)}.items())
+        self._basic = [
+            (m, vars(m), {k: v for k, v in vars(m).items() if isinstance(v, BASIC)}.items())
             for m in modules
         ]
         self._states = [(o, o.state, _tensors_in(o.state)) for o in optimizers]
@@ -361,11 +357,11 @@ class Guard:
         self._names = [
             (name, read, value)
             for name, read in _names_of(step)
-            if isinstance(value := read(), PLAIN | Tensor | Module | Optimizer) or is_graph(value)
+            if isinstance(value := read(), BASIC | Tensor | Module | Optimizer) or is_graph(value)
         ]
 
     def check(self) -> None:
-        """Refuse to replay where what the graph reads is no longer what the user holds."""
+        """Raise if the user has replaced or changed something that the graph reads."""
         for name, tensor, place, trained in self._places:
             if tensor.data_ptr() != place:
                 raise DeviceError(f"{name} has moved since it was captured: capture again.")
@@ -382,9 +378,9 @@ class Guard:
                         f"than when it was captured: write into it, {name}.copy_(...), or capture "
                         "again."
                     )
-        for module, attributes, plain in self._plain:
-            if not plain <= attributes.items():
-                self._refuse_attributes(module, attributes, dict(plain))
+        for module, attributes, basic in self._basic:
+            if not basic <= attributes.items():
+                self._refuse_attributes(module, attributes, dict(basic))
         for optimizer, state, tensors in self._states:
             if optimizer.state is not state or _tensors_in(state) != tensors:
                 raise UnsupportedError(
@@ -424,11 +420,12 @@ class Guard:
 
 
 def _tensors_in(state: Mapping[Any, Mapping[str, Any]]) -> list[int]:
+    """Return the ids of all values in an optimizer's state."""
     return [id(value) for values in state.values() for value in values.values()]
 
 
 def _names_of(step: object) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield the variables of closures and the globals that a step's code reads, and how."""
+    """Yield the names of closures and globals that a step's code reads, and their readers."""
     while isinstance(step, partial | MethodType):
         step = step.func if isinstance(step, partial) else step.__func__
     if not isinstance(step, FunctionType):

@@ -6,19 +6,19 @@ from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
-from torch.nn import Linear, Module, Parameter, init
+from torch.nn import Linear, Module, Parameter
 from torch.nn.functional import dropout
 
 from ..autograd import as_graph, edge_softmax, spmm
-from ..autograd.maps import read_map
 from ..autograd.messages import aggregated
 from ..autograd.tensors.prepare import GraphLike, tensors_of
 from ..autograd.tensors.shared import Shared
 from ..autograd.tensors.tensors import GraphTensors
 from ..errors import DtypeError, ShapeError, UnsupportedError
+from ..model.maps import read_map
 from ._inputs import Ends, check_counts, check_flags, check_like, check_number, in_pair
 from ._loops import loops, rows_and_columns, with_loops
-from ._maps import GLOROT, draw_glorot, draw_map, linear_map, mapped, settle
+from ._maps import GLOROT, draw_glorot, draw_map, linear_map, mapped, set_to_zero, settle
 from ._passing import FORWARD, Passing, PassingOptions
 
 #: How a loop's features come from those of its row's entries: PyG's words, torch's reductions.
@@ -51,18 +51,18 @@ def entries_with_loops(
 
     Vertices are rows and columns.  Features of their loops are ``own``; the order is PyG's.
     """
-    (edges, others), tensors = with_loops(ends.tensors), ends.tensors
+    (edges, entries), tensors = with_loops(ends.tensors), ends.tensors
     if features is not None and own is not None:
-        features = torch.cat([features[others], own])
+        features = torch.cat([features[entries], own])
     return as_graph(edges, None, size=(tensors.n_cols, tensors.n_rows)), features
 
 
 def _reduced(tensors: GraphTensors, features: Tensor, reduce: str) -> Tensor:
     """Reduce features of each row's entries but loops, (n, width): none to 0, a product to 1."""
     # By torch, whose gradients are PyG's: equal ones share them.
-    others = with_loops(tensors)[1]
-    rows = tensors.cached("rows of others", lambda: rows_and_columns(tensors)[0][others])
-    features, product = features[others], reduce == "prod"
+    entries = with_loops(tensors)[1]
+    rows = tensors.cached("rows but loops", lambda: rows_and_columns(tensors)[0][entries])
+    features, product = features[entries], reduce == "prod"
     made = features.new_full((tensors.n_rows, features.shape[1]), float(product))
     at = rows[:, None].expand_as(features)
     return made.scatter_reduce(0, at, features, reduce, include_self=product)
@@ -77,9 +77,9 @@ def _sums(tensors: GraphTensors, features: Tensor, reduce: str) -> Tensor:
         counts = tensors.rows.indptr.diff() - loops(tensors)[1]
         return counts.clamp(min=1).reciprocal()[:, None]
 
-    others = features.to(wide).masked_fill(stored, 0)
+    values = features.to(wide).masked_fill(stored, 0)
     with torch.autocast(tensors.kind, enabled=False):
-        sums = aggregated(tensors, False, None, others, "copy_edge")
+        sums = aggregated(tensors, False, None, values, "copy_edge")
     if reduce == "mean":
         sums = sums * tensors.cached("share of an entry but loops", share).to(wide)
     return sums.to(features.dtype)
@@ -191,10 +191,6 @@ class Attention(Passing):
             return parts
         return [*shared.extended(torch.cat(parts, 1)).chunk(len(layers), 1)]
 
-    def _drops(self) -> bool:
-        """Return True if weights are left out now."""
-        return self.training and self.dropout > 0
-
 
 class LoopedAttention(Attention):
     """Attention that may give each vertex one loop, and add a map of its own features."""
@@ -240,13 +236,10 @@ class LoopedAttention(Attention):
     def _draw(self, maps: tuple[Linear | None, ...], vectors: tuple[Tensor | None, ...]) -> None:
         """Draw maps, ``lin_edge``, ``res`` and vectors by Glorot's rule; set the bias to 0."""
         for layer in (*maps, self.lin_edge, self.res):
-            if layer is not None:
-                draw_map(layer, GLOROT)
+            draw_map(layer, GLOROT)
         for vector in vectors:
-            if vector is not None:
-                draw_glorot(vector)
-        if self.bias is not None:
-            init.zeros_(self.bias)
+            draw_glorot(vector)
+        set_to_zero(self.bias)
 
     def _options(self) -> dict[str, Any]:
         """Return the options of the aggregation; nothing is dropped in evaluation."""
@@ -272,7 +265,7 @@ class LoopedAttention(Attention):
             scores = self._entry_scores(graph, terms, source, target)
             with torch.autocast(scores.device.type, enabled=False):  # 0 are left out, as in PyG
                 weights = dropout(edge_softmax(graph, scores), self.dropout, self.training)
-        if weights is not None and (by_entries or self._drops()):
+        if weights is not None and (by_entries or (self.training and self.dropout)):
             y = self._biased(weighted_sums(graph, weights, source))
         else:
             y = self._aggregated(ends, source, target, features)

@@ -44,8 +44,8 @@ def in_pair(in_channels: Any) -> tuple[int, int]:
         raise ShapeError(
             f"in_channels is {in_channels!r}: give an integer, or (of sources, of targets)."
         )
-    for i, one in enumerate(in_channels):
-        check_in_channels(one, f"in_channels[{i}]")
+    for i, channels in enumerate(in_channels):
+        check_in_channels(channels, f"in_channels[{i}]")
     return in_channels[0], in_channels[1]
 
 
@@ -84,7 +84,7 @@ class Ends(NamedTuple):
 
     ``alike`` tells that they are one tensor, of a square graph's vertices.  ``tensors`` are those
     of the entries here.  Where processes share the graph, ``shared`` is it, and so is ``graph``
-    until ``local`` replaces it.
+    until that of the entries here replaces it.
     """
 
     graph: GraphLike
@@ -97,10 +97,6 @@ class Ends(NamedTuple):
     def along(self, graph: GraphLike) -> "Ends":
         """Return the same features with another graph between them."""
         return self._replace(graph=graph, tensors=tensors_of(graph))
-
-    def local(self) -> "Ends":
-        """Return the ends with the graph of the entries here between them."""
-        return self if self.shared is None else self._replace(graph=self.shared.local)
 
     def gathered(self) -> "Ends":
         """Return the graph of this process's entries, and features of all its sources."""
@@ -125,7 +121,7 @@ class Ends(NamedTuple):
 
 def ends_of(x: Any, edge_index: GraphLike, size: Any) -> Ends:
     """Check features of one or both ends, and a ``size``, with the graph between them."""
-    shared = isinstance(edge_index, Shared) and edge_index.whole is None
+    shared = isinstance(edge_index, Shared) and edge_index.complete is None
     if isinstance(x, Tensor) and size is None and not shared:
         rows = x if x.dim() == 2 else by_vertex(x)
         graph = as_graph(edge_index, rows, name="edge_index")

@@ -58,7 +58,7 @@ def symmetric(
 
 
 def stored(tensors: GraphTensors, dtype: torch.dtype) -> Tensor | None:
-    """Return which vertices get no loop from ``symmetric``, by a graph's own values: (n, 1), kept.
+    """Return a mask of the vertices that get no loop from ``symmetric``: (n, 1), cached.
 
     None where each gets one; the capture of a CUDA graph cannot look, and where the build of the
     graph will tell, nobody waits for it.
@@ -287,14 +287,14 @@ def _explicit(
     values = scale[row] * weight * scale[col]
     if fill == 0:
         return tensors, values
-    edges, others = with_loops(tensors)
+    edges, entries = with_loops(tensors)
     counted, _ = loops(tensors)
     earlier = None if to_all else earlier_loops(tensors)
     counted = (counted if earlier is None else counted - earlier).to(dtype)
     own = spmm(tensors, counted.new_ones(n, 1), weight * counted)[:, 0]
     added = fill if to_all else fill * missing_loops(tensors).to(dtype)
     own = (own + added) * scale * scale
-    return as_graph(edges, None, size=(n, n)), torch.cat([values[others], own])
+    return as_graph(edges, None, size=(n, n)), torch.cat([values[entries], own])
 
 
 def over_vertices(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

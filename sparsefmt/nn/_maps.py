@@ -12,8 +12,8 @@ from torch.nn.functional import linear
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import is_parametrized
 
-from ..autograd.maps import read_map
 from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
+from ..model.maps import read_map
 from ._inputs import check_like
 
 #: How a map draws its weights: Glorot's uniform ones, or those of ``torch.nn.Linear``.
@@ -63,9 +63,9 @@ def linear_map(
     return made
 
 
-def draw_map(layer: Linear, draw: str = KAIMING) -> None:
+def draw_map(layer: Linear | None, draw: str = KAIMING) -> None:
     """Draw a map's weights and its bias, with the numbers that PyG draws at the same seed."""
-    if isinstance(layer.weight, UninitializedParameter):
+    if layer is None or isinstance(layer.weight, UninitializedParameter):
         return
     if draw == GLOROT:
         draw_glorot(layer.weight)
@@ -82,10 +82,17 @@ def draw_bias(layer: Linear) -> None:
         init.uniform_(layer.bias, -bound, bound)
 
 
-def draw_glorot(weight: Tensor) -> None:
-    """Draw weights by Glorot's uniform rule."""
-    bound = math.sqrt(6.0 / (weight.shape[-2] + weight.shape[-1]))
-    init.uniform_(weight, -bound, bound)
+def draw_glorot(weight: Tensor | None) -> None:
+    """Draw weights by Glorot's uniform rule, if there are any."""
+    if weight is not None:
+        bound = math.sqrt(6.0 / (weight.shape[-2] + weight.shape[-1]))
+        init.uniform_(weight, -bound, bound)
+
+
+def set_to_zero(bias: Tensor | None) -> None:
+    """Set a bias to 0, if there is one."""
+    if bias is not None:
+        init.zeros_(bias)
 
 
 def settle(layer: Module, width: int) -> None:

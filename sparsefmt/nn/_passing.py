@@ -76,7 +76,7 @@ class Passing(Module):
             raise TypeError(
                 f"{type(self).__name__} got an unexpected keyword argument {next(iter(unknown))!r}."
             )
-        self.aggr = [str(one) for one in aggr] if isinstance(aggr, list | tuple) else str(aggr)
+        self.aggr = [str(item) for item in aggr] if isinstance(aggr, list | tuple) else str(aggr)
         self._reductions = self._checked(aggr, aggr_kwargs)
         self._is_word = isinstance(aggr, str) and aggr in REDUCTIONS
         check_flow(flow)
@@ -106,7 +106,7 @@ class Passing(Module):
         super().__setattr__(name, value)
 
     def __setstate__(self, state: Any) -> None:
-        """Join PyG if it is loaded, then read a pickled state."""
+        """Add PyG's base class if PyG is loaded, then read a pickled state."""
         join_pyg()
         Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
 
@@ -151,11 +151,10 @@ class Passing(Module):
         widths = "in_channels", "out_channels"
         shown = [str(vars(self)[name]) for name in widths if name in vars(self)]
         shown += [f"{name}={getattr(self, name)}" for name in self._shown]
-        return f"{type(self).__name__}({', '.join([*shown, *self._own_options()])})"
-
-    def _own_options(self) -> list[str]:
-        """Return what the ``repr`` shows of options that PyG's layer does not have."""
-        return []
+        options = {name: getattr(self, name, None) for name in ("k", "sample", "training_sample")}
+        shown += [f"{name}={value}" for name, value in options.items() if value is not None]
+        shown += [] if options["sample"] is None else [f"strategy={vars(self)['strategy']!r}"]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def _between(self, x: Any, edge_index: GraphLike, size: Any = None) -> Ends:
         """Check features of one or both ends, and the graph along which messages flow."""
@@ -168,7 +167,7 @@ class Passing(Module):
                     "add_self_loops is True beside a graph that processes share, whose sources are "
                     "other vertices than its targets: give add_self_loops=False."
                 )
-            ends = ends.local()
+            ends = ends._replace(graph=ends.shared.local)
         if ends.graph is not edge_index:
             graph = self._valued(ends.graph, edge_index)
             ends = ends if graph is ends.graph else ends.along(graph)
@@ -200,9 +199,9 @@ class Passing(Module):
 
 
 def join_pyg() -> None:
-    """Put PyG's ``MessagePassing``, once it is loaded, in the place of the base of ``Passing``.
+    """Set PyG's ``MessagePassing``, if it is loaded, as the base class of ``Passing``.
 
-    Its tools ask for an instance of it.  It is not imported for that: whoever asks has done so.
+    PyG's tools ask for an instance of it.  It is not imported here: whoever asks has done so.
     """
     base = getattr(sys.modules.get(_PYG), "MessagePassing", None)
     if base is not None and base not in Passing.__bases__:
@@ -210,9 +209,9 @@ def join_pyg() -> None:
 
 
 def _join_for(cls: type) -> None:
-    """Join PyG now, for a class that has ``MessagePassing`` and one of our layers as bases.
+    """Add PyG's base class now, for a class with ``MessagePassing`` and one of our layers as bases.
 
-    Without an order of its bases it would stop the join, and with it every layer's constructor.
+    A class whose bases have no order would make every layer's constructor fail.
     """
     try:
         join_pyg()
@@ -256,6 +255,8 @@ _NO_SCRIPT = "TorchScript cannot compile it; use torch.compile or nn.capture."
 
 
 def _refusing(name: str, why: str) -> Callable[..., Any]:
+    """Return a method that raises UnsupportedError."""
+
     def refuse(self: Passing, *args: Any, **kwargs: Any) -> Any:
         raise UnsupportedError(f"{type(self).__name__}.{name}: {why}")
 
@@ -272,8 +273,8 @@ def module_of(aggr: Any, aggr_kwargs: dict[str, Any] | None, mend: str) -> Modul
     """Build PyG's module of an aggregation; ``mend`` says what else may be given."""
     where = f"aggr is {aggr!r}, which no kernel computes: give {mend}, or "
     kinds = str, getattr(sys.modules.get("torch_geometric.nn.aggr"), "Aggregation", str)
-    for one in aggr if isinstance(aggr, list | tuple) else [aggr]:
-        if not isinstance(one, kinds):
+    for item in aggr if isinstance(aggr, list | tuple) else [aggr]:
+        if not isinstance(item, kinds):
             raise DtypeError(
                 f"aggr is {aggr!r}: give {mend}, a module of torch_geometric.nn.aggr, or a list "
                 "of them."
@@ -345,18 +346,12 @@ class Convolution(Passing):
         if parts != (None,) * 3 and self._reductions not in self._of_parts:
             raise UnsupportedError(
                 f"aggr is {aggr!r} beside k or a sample: no kernel reduces parts of rows so; give "
-                f"{' or '.join(repr(one) for (one,) in self._of_parts)}, or leave them out."
+                f"{' or '.join(repr(word) for (word,) in self._of_parts)}, or leave them out."
             )
         self.k = None if k is None else features_to_keep(k, feat)
         self.sample = _sample_width("sample", sample, self.k)
         self.training_sample = _sample_width("training_sample", training_sample, self.k)
         self.strategy = checked_strategy(strategy)
-
-    def _own_options(self) -> list[str]:
-        """Return what the ``repr`` shows of options that are set and that PyG's has not."""
-        options = {name: getattr(self, name) for name in ("k", "sample", "training_sample")}
-        shown = [f"{name}={value}" for name, value in options.items() if value is not None]
-        return shown if self.sample is None else [*shown, f"strategy={self.strategy!r}"]
 
     def _width(self) -> int | None:
         """Return how many entries of each row to go over now; None for all."""

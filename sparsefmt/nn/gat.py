@@ -9,9 +9,9 @@ from torch.nn.functional import leaky_relu, linear
 
 from ..autograd import as_graph, edge_combine, gat_aggregate, gat_of_vectors, gatv2_aggregate
 from ..autograd.layers import gat_convolution, is_plain
-from ..autograd.maps import read_map
 from ..autograd.tensors.prepare import GraphLike, tensors_of
 from ..errors import DtypeError
+from ..model.maps import read_map
 from ._attention import LoopedAttention
 from ._inputs import Ends, check_flags, in_pair
 from ._maps import GLOROT, linear_map, mapped
@@ -137,7 +137,7 @@ class GATConv(LoopedAttention):
             if y is not None:
                 return y
             if isinstance(x, Tensor) and x.dim() == 2:
-                y = self._in_one_node(x, edge_index)
+                y = self._fused(x, edge_index)
                 if y is not None:
                     return y if self.res is None else y + mapped(self.res, x, "x")
         ends = self._between(x, edge_index, size)
@@ -145,8 +145,8 @@ class GATConv(LoopedAttention):
             ends = ends.squared()
         return self._attended(ends, edge_index, edge_attr, return_attention_weights)
 
-    def _in_one_node(self, x: Tensor, edge_index: GraphLike) -> Tensor | None:
-        """Run what comes before the residual as one node of autograd's; None if it may not."""
+    def _fused(self, x: Tensor, edge_index: GraphLike) -> Tensor | None:
+        """Run all but the residual as one node of autograd's; return None if it may not."""
         lin, source, target, bias = read_map(self.lin), self.att_src, self.att_dst, self.bias
         heads, feat = self.heads, self.out_channels
         if lin is None or lin[1] is not None or self.flow != FORWARD:

@@ -4,20 +4,20 @@ from typing import Any, ClassVar, Unpack, cast
 
 import torch
 from torch import Tensor
-from torch.nn import Module, Parameter, init
+from torch.nn import Module, Parameter
 from torch.nn.functional import linear
 
 from ..autograd import aggregate_with_own, as_graph, maxk, maxk_aggregate
 from ..autograd.cbsr import features_to_keep
 from ..autograd.layers import is_plain, propagated
-from ..autograd.maps import read_map
 from ..autograd.tensors.prepare import GraphLike, tensors_of
 from ..autograd.tensors.shared import Shared
 from ..autograd.tensors.tensors import GraphTensors
 from ..errors import ShapeError
+from ..model.maps import read_map
 from ._inputs import by_vertex, check_counts, check_flags, check_in_channels, check_input
 from ._loops import as_operands, gets_all_loops, hop, over_vertices, stored, symmetric
-from ._maps import GLOROT, called, check_map, draw_map, linear_map
+from ._maps import GLOROT, called, check_map, draw_map, linear_map, set_to_zero
 from ._passing import FORWARD, SUM, Convolution, Options, plus
 
 
@@ -110,8 +110,7 @@ class GCNConv(Convolution):
     def reset_parameters(self) -> None:
         """Draw Glorot's uniform weights, set the bias to 0, and forget the cached graph."""
         draw_map(self.lin, GLOROT)
-        if self.bias is not None:
-            init.zeros_(self.bias)
+        set_to_zero(self.bias)
         self._cached_edge_index = self._cached_adj_t = None
 
     def forward(
@@ -178,7 +177,7 @@ class GCNConv(Convolution):
         return plus(over_vertices(aggregated, h), self.bias)
 
     def _first(self, x: Any, edge_index: Any, edge_weight: Tensor | None) -> Any:
-        """Return the graph and the edge weights of the first call, and who gets loops there."""
+        """Return graph and edge weights of the first call, and True if all vertices get loops."""
         sparse = not isinstance(edge_index, Tensor) and hasattr(edge_index, "sparse_sizes")
         name = "_cached_adj_t" if sparse else "_cached_edge_index"
         if getattr(self, name) is None:
@@ -211,8 +210,8 @@ class GCNConv(Convolution):
         if width is None:
             return aggregate_with_own(graph, h, own, weight, k=self.k, without=own == 0, **scales)
         y = self._aggregate(graph, h, width, weight, rescale=True, **scales)
-        kept = weight is None and fill and not to_all and not torch.compiler.is_compiling()
-        without = stored(tensors, dtype) if kept else own == 0
+        cached = weight is None and fill and not to_all and not torch.compiler.is_compiling()
+        without = stored(tensors, dtype) if cached else own == 0
         return torch.addcmul(y, own, h if without is None else h.masked_fill(without, 0))
 
 

@@ -8,9 +8,9 @@ from torch.nn import Linear, Module, Parameter, Sequential
 
 from ..autograd import aggregate_with_own, maxk, maxk_aggregate, message_aggregate, spmm
 from ..autograd.layers import gin_convolution, is_plain, propagated
-from ..autograd.maps import calls_forward_alone, read_map
 from ..autograd.tensors.prepare import GraphLike
 from ..errors import DtypeError, ShapeError
+from ..model.maps import calls_forward_alone, read_map
 from ._inputs import (
     Ends,
     as_autocast,
@@ -142,7 +142,7 @@ class GINConv(OfNetwork, Convolution):
             if y is not None:
                 return y
             if isinstance(x, Tensor) and self._has_defaults():
-                y = self._in_one_node(x, self._graph(x, edge_index))
+                y = self._fused(x, self._graph(x, edge_index))
             if y is not None:
                 return y
         ends = self._between(x, edge_index, size)
@@ -151,8 +151,8 @@ class GINConv(OfNetwork, Convolution):
         check_fit(self.nn, ends.source)
         return called(self.nn, self._aggregated(ends, edge_weight))
 
-    def _in_one_node(self, x: Tensor, graph: GraphLike) -> Tensor | None:
-        """Run the sums, with a map that comes first, as one node of autograd's; None if not so."""
+    def _fused(self, x: Tensor, graph: GraphLike) -> Tensor | None:
+        """Run sums and a first map as one node of autograd's; return None if it may not."""
         nn, eps = self.nn, self.eps
         first, *rest = [*nn] if calls_forward_alone(nn, Sequential) and len(nn) else [nn]
         args = read_map(first) if isinstance(first, Linear) else None
@@ -241,8 +241,7 @@ class GINEConv(OfNetwork):
     def reset_parameters(self) -> None:
         """Reset ``nn`` and ``eps`` as ``GINConv`` does, and draw the map of the edges' features."""
         super().reset_parameters()
-        if self.lin is not None:
-            draw_map(self.lin)
+        draw_map(self.lin)
 
     def forward(
         self,
@@ -251,7 +250,7 @@ class GINEConv(OfNetwork):
         edge_attr: Tensor | None = None,
         size: tuple[int, int] | None = None,
     ) -> Tensor:
-        """Map (n, feat) to what ``nn`` makes of it.
+        """Map (n, feat) to the features that ``nn`` returns.
 
         Parameters
         ----------
@@ -275,7 +274,7 @@ class GINEConv(OfNetwork):
             if h.dim() > 2:  # in turn: side by side they would repeat the features of edges
                 if not len(h):
                     return h.new_zeros(*h.shape[:-2], ends.tensors.n_rows, h.shape[-1])
-                return torch.stack([summed(one) for one in h])
+                return torch.stack([summed(features) for features in h])
             return message_aggregate(ends.graph, h, features, message="relu_add", reduce=reduction)
 
         return called(self.nn, self._with_own(summed(source), ends, ends.target))

@@ -23,8 +23,8 @@ from .transformer import AGNNConv, TransformerConv
 
 #: By their names, which are PyG's.
 _LAYERS: dict[str, type[Module]] = {
-    one.__name__: one
-    for one in (
+    layer.__name__: layer
+    for layer in (
         *(AGNNConv, FastRGCNConv, GATConv, GATv2Conv, GCNConv, GINConv, GINEConv, RGCNConv),
         *(SAGEConv, SGConv, TAGConv, TransformerConv),
     )
@@ -148,7 +148,7 @@ def _against_aggregation(layer: Any) -> str:
     aggr, module = layer.aggr, layer.aggr_module
     several = isinstance(aggr, list)
     words = aggr if several else [aggr]
-    if not all(one in REDUCTIONS for one in words):
+    if not all(word in REDUCTIONS for word in words):
         return (
             f"its aggregation is {aggr!r}, and only 'add', 'sum', 'mean', 'max' and 'min' are "
             "exchanged; take one of these, or leave it to PyG"
@@ -156,8 +156,8 @@ def _against_aggregation(layer: Any) -> str:
     if several and getattr(module, "mode", "") != "cat":
         return f"its aggregations are put together by {getattr(module, 'mode', module)!r}"
     modules = [*module.aggrs] if several else [module]
-    made = [type(one).__name__ for one in modules]
-    if made != [f"{REDUCTIONS[one].capitalize()}Aggregation" for one in words]:
+    kinds = [type(module).__name__ for module in modules]
+    if kinds != [f"{REDUCTIONS[word].capitalize()}Aggregation" for word in words]:
         return f"its aggregation is {aggr!r} but its aggr_module {module}"
     return ""
 
@@ -168,7 +168,7 @@ def _against_aggregation(layer: Any) -> str:
 def _options(layer: Any) -> dict[str, Any]:
     """Return the arguments that build a layer like this one."""
     takes = inspect.signature(type(layer)).parameters.values()
-    names = [one.name for one in takes if one.kind is one.POSITIONAL_OR_KEYWORD]
+    names = [arg.name for arg in takes if arg.kind is arg.POSITIONAL_OR_KEYWORD]
     names += ["aggr", "flow", "node_dim", "decomposed_layers"]
     return {name: _READ[name](layer) if name in _READ else getattr(layer, name) for name in names}
 
@@ -176,21 +176,9 @@ def _options(layer: Any) -> dict[str, Any]:
 def _bias(layer: Any) -> bool:
     """Return True if the layer, or the map that has it, has a bias."""
     maps = (getattr(layer, name, None) for name in ("lin_l", "lin", "lin_key"))
-    owners = [layer, *(one for one in maps if one is not None)]
+    owners = [layer, *(module for module in maps if module is not None)]
     owner = next(module for module in owners if "bias" in module._parameters)
     return owner.bias is not None
-
-
-def _network(layer: Any) -> Module:
-    """Build a network in the place of the layer's, which a constructor would reset."""
-    edges = getattr(layer, "lin", None)
-    return Linear(1 if edges is None else edges.out_channels, 1)
-
-
-def _root_weight(layer: Any) -> bool:
-    """Return True if a layer maps a vertex's own features."""
-    option = getattr(layer, "root_weight", None)
-    return layer.root is not None if option is None else bool(option)
 
 
 #: Options that a layer of PyG keeps under another name, or with a map.
@@ -202,8 +190,11 @@ _READ: dict[str, Callable[[Any], Any]] = {
         else layer.lin and int(layer.lin.in_channels)  # GINE keeps it with its map
     ),
     "eps": lambda layer: layer.initial_eps,
-    "nn": _network,
-    "root_weight": _root_weight,
+    # In the place of the layer's network, which a constructor would reset.
+    "nn": lambda layer: Linear(getattr(getattr(layer, "lin", None), "out_channels", 1), 1),
+    "root_weight": lambda layer: (
+        layer.root_weight if hasattr(layer, "root_weight") else layer.root is not None
+    ),
     "train_eps": lambda layer: isinstance(layer.eps, Parameter),
 }
 
@@ -225,5 +216,5 @@ def _share(layer: Module, made: Module) -> str:
         ):
             return f"{name} has no place of its shape in the new layer"
         places[0][leaf] = tensor
-    lost = [name for name, one in made.named_parameters() if one.is_meta]
+    lost = [name for name, p in made.named_parameters() if p.is_meta]
     return f"the new layer has parameters of its own, {', '.join(lost)}" if lost else ""

@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter, init
+from torch.nn import Parameter
 
 from ..autograd import as_graph, relational_aggregate
 from ..autograd.tensors.prepare import GraphLike
@@ -13,7 +13,7 @@ from ..autograd.tensors.types import check_ids
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..model.state import is_graph
 from ._inputs import check_counts, check_flags, check_like, in_pair
-from ._maps import draw_glorot
+from ._maps import draw_glorot, set_to_zero
 from ._passing import FORWARD, Direction, Passing
 
 
@@ -101,10 +101,8 @@ class RGCNConv(Passing):
     def reset_parameters(self) -> None:
         """Draw the weights by Glorot's rule, and set the bias to 0."""
         for weight in (self.weight, self.comp, self.root):
-            if weight is not None:
-                draw_glorot(weight)
-        if self.bias is not None:
-            init.zeros_(self.bias)
+            draw_glorot(weight)
+        set_to_zero(self.bias)
 
     def forward(
         self,
@@ -133,7 +131,7 @@ class RGCNConv(Passing):
         source, target = self._ends(x)
         graph: Any = edge_index
         dist = shared(graph)
-        if dist is not None and dist.whole is None:
+        if dist is not None and dist.complete is None:
             graph, source, target = self._local_part(graph, source, target)
         size = None if target is None else (len(source), len(target))
         if not is_graph(graph):  # nor remembered
@@ -166,20 +164,20 @@ class RGCNConv(Passing):
             raise DtypeError(
                 f"x[1] is a {type(target).__name__}: give features or ids of targets, a tensor."
             )
-        for name, one in (("x[0]" if pair else "x", source), ("x[1]", target)):
-            if one is None:
+        for name, end in (("x[0]" if pair else "x", source), ("x[1]", target)):
+            if end is None:
                 continue
-            if not isinstance(one, Tensor):
-                raise DtypeError(f"{name} is a {type(one).__name__}: give a torch.Tensor.")
-            if not one.dim():
+            if not isinstance(end, Tensor):
+                raise DtypeError(f"{name} is a {type(end).__name__}: give a torch.Tensor.")
+            if not end.dim():
                 raise ShapeError(
                     f"{name} has shape (): give features, (n, in_channels), or ids, (n,)."
                 )
-            if one.is_floating_point():
-                check_like(name, one, self.weight)
-            if one.is_floating_point() != source.is_floating_point():
+            if end.is_floating_point():
+                check_like(name, end, self.weight)
+            if end.is_floating_point() != source.is_floating_point():
                 raise DtypeError(
-                    f"x has {source.dtype} and {one.dtype}: give features of both ends, or ids."
+                    f"x has {source.dtype} and {end.dtype}: give features of both ends, or ids."
                 )
         return source, target
 

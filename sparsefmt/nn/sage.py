@@ -9,10 +9,10 @@ from torch.nn.functional import linear, normalize
 
 from ..autograd import maxk_aggregate, spmm
 from ..autograd.layers import is_plain, sage_convolution
-from ..autograd.maps import read_map
 from ..autograd.tensors.prepare import GraphLike
 from ..autograd.tensors.shared import Shared
 from ..errors import ShapeError
+from ..model.maps import read_map
 from ._inputs import Ends, check_counts, check_edge_weight, check_flags, in_pair
 from ._loops import gathered, over_vertices
 from ._maps import ReadMap, called, check_map, draw_map, linear_map, product_and_bias, settle
@@ -146,7 +146,7 @@ class SAGEConv(Convolution):
                 return y
             if isinstance(x, Tensor) and self._has_defaults():
                 graph = self._graph(x, edge_index)
-                y = None if isinstance(graph, Shared) else self._in_one_node(x, graph)
+                y = None if isinstance(graph, Shared) else self._fused(x, graph)
             if y is not None:
                 return normalize(y, dim=-1) if self.normalize else y
         ends = self._between(x, edge_index, size)
@@ -165,8 +165,8 @@ class SAGEConv(Convolution):
                 y = y + called(self.lin_r, target, "x")
         return normalize(y, dim=-1) if self.normalize else y
 
-    def _in_one_node(self, x: Tensor, graph: GraphLike) -> Tensor | None:
-        """Run what comes before ``normalize`` as one node of autograd's; None if it may not."""
+    def _fused(self, x: Tensor, graph: GraphLike) -> Tensor | None:
+        """Run all but ``normalize`` as one node of autograd's; return None if it may not."""
         neighbours, own = read_map(self.lin_l), read_map(self.lin_r)
         if neighbours is None or own is None or own[1] is not None:
             return None

@@ -5,14 +5,14 @@ from typing import ClassVar, Unpack, cast
 
 import torch
 from torch import Tensor
-from torch.nn import Linear, ModuleList, Parameter, init
+from torch.nn import Linear, ModuleList, Parameter
 
 from ..autograd import as_graph
 from ..autograd.tensors.prepare import GraphLike
 from ..errors import DtypeError, ShapeError
 from ._inputs import by_vertex, check_counts, check_flags, check_in_channels, check_input
 from ._loops import as_operands, gets_all_loops, hop, over_vertices
-from ._maps import called, check_map, draw_map, linear_map, mapped
+from ._maps import called, check_map, draw_map, linear_map, mapped, set_to_zero
 from ._passing import Passing, PassingOptions, plus
 
 
@@ -167,8 +167,7 @@ class TAGConv(HopConvolution):
         """Draw the weights as ``torch.nn.Linear`` does, and set the bias to 0."""
         for layer in self.lins:
             draw_map(cast(Linear, layer))
-        if self.bias is not None:
-            init.zeros_(self.bias)
+        set_to_zero(self.bias)
 
     def _computed(self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None) -> Tensor:
         """Map the features of each step, and add them up."""

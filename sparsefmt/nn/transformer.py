@@ -9,11 +9,11 @@ from torch.nn import Linear, Parameter
 from torch.nn.functional import dropout
 
 from ..autograd import as_graph, dot_aggregate, edge_softmax, sddmm, spmm
-from ..autograd.maps import read_map
 from ..autograd.tensors.prepare import GraphLike, has_tiles
 from ..autograd.tensors.shared import shared
 from ..autograd.tensors.tensors import GraphTensors
 from ..errors import DtypeError, ShapeError
+from ..model.maps import read_map
 from ._attention import (
     Attention,
     check_edge_features,
@@ -115,23 +115,22 @@ class TransformerConv(Attention):
         self.beta, self.root_weight = beta and root_weight, root_weight
         of_sources, of_targets = in_pair(in_channels)
         width = heads * out_channels
-        own_width = width if concat else out_channels
+        out_width = width if concat else out_channels
         self.lin_key = linear_map(of_sources, width, bias=bias)
         self.lin_query = linear_map(of_targets, width, bias=bias)
         self.lin_value = linear_map(of_sources, width, bias=bias)
         self.lin_edge = None if edge_dim is None else linear_map(edge_dim, width, bias=False)
-        self.lin_skip = linear_map(of_targets, own_width, bias=bias)
+        self.lin_skip = linear_map(of_targets, out_width, bias=bias)
         self.lin_beta: Linear | None = None
         if self.beta:
-            self.lin_beta = linear_map(3 * own_width, 1, bias=False)
+            self.lin_beta = linear_map(3 * out_width, 1, bias=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw all parameters as ``torch.nn.Linear`` does."""
         maps = self.lin_key, self.lin_query, self.lin_value, self.lin_edge
         for layer in (*maps, self.lin_skip, self.lin_beta):
-            if layer is not None:
-                draw_map(layer)
+            draw_map(layer)
 
     def forward(
         self,
@@ -169,12 +168,12 @@ class TransformerConv(Attention):
         weights = None
         if term is not None or return_attention_weights is not None:
             weights = self._weights(graph, query, key, term)
-        if weights is not None and (term is not None or self._drops()):
+        share = self.dropout if self.training else 0.0
+        if weights is not None and (term is not None or share):
             dropped = dropout(weights, self.dropout, self.training)
             y = weighted_sums(graph, dropped, value)
             y = y if term is None else y + term.sums(dropped).to(y.dtype)
         else:
-            share = self.dropout if self.training else 0.0
             y = dot_aggregate(graph, query, key, value, dropout=share)
         y = self._with_own(y, target)
         if weights is None or return_attention_weights is None:

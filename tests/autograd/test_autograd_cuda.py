@@ -237,7 +237,7 @@ def test_a_captured_step_of_maxk_replays_with_its_atomics():
 def test_windows_go_with_their_structure():
     def alive():
         gc.collect()
-        keys = [key for built in _at.values() for key in built.found["csr"]._built().found]
+        keys = [key for built in _at.values() for key in built.parts["csr"]._built().parts]
         return sum(key[0] == "windows" for key in keys)
 
     before = alive()

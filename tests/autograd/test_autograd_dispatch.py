@@ -272,7 +272,7 @@ def test_a_large_graph_keeps_the_inverse_of_its_permutation(monkeypatch):
     expected = backward_of(graph)[1]
     monkeypatch.setattr(matmul_cuda_aggregate, "goes_apart", lambda *_, **__: True)
     x, a = tensors("cuda", (30, 4), (graph.nnz,))
-    built, stream = side_of(graph, True).built.found, torch.cuda.Stream()
+    built, stream = side_of(graph, True).built.parts, torch.cuda.Stream()
     place = side_of(graph, True).perm.data_ptr()
 
     def gradients():

@@ -502,7 +502,7 @@ def test_a_new_tile_replaces_the_earlier_one_and_the_same_changes_nothing(twin):
     give(built, (32, 16))
     assert find(S).split.height == 32
     give(built, (24, 16))  # windows that no kernel is made for
-    assert "tiles" not in built.found
+    assert "tiles" not in built.parts
     assert find(S) is None
 
 
@@ -516,7 +516,7 @@ def test_sparse_windows_and_old_devices_keep_to_cuda_cores(twin, monkeypatch):
         S, built = on_a_gpu(csr)
         give(built)
         assert find(S) is None
-        assert ("tiles" not in built.found) is bool(reasons)
+        assert ("tiles" not in built.parts) is bool(reasons)
 
 
 def test_sides_on_the_same_arrays_share_their_tiles_and_the_last_one_takes_them_along(twin):

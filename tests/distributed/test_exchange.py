@@ -276,7 +276,7 @@ def of_products(graph, whole, x):
     types = torch.zeros(graph.local.nnz, dtype=torch.int64)
     heads = torch.ones(graph.local.nnz, 2, dtype=torch.float64)
     attention = partial(gat_aggregate, graph, x, x[:, 0], x[:, 0])
-    shared = [(attention, "UnsupportedError", "GATConv")] if graph.whole is None else []
+    shared = [(attention, "UnsupportedError", "GATConv")] if graph.complete is None else []
     return [
         *shared,
         (lambda: dist_spmm(graph, x, reduce="max"), "UnsupportedError", "reduce"),

@@ -150,7 +150,7 @@ def test_the_whole_graph_is_nowhere(tmp_path, monkeypatch):
     ends = edges_of(count=200_000)
     sparsefmt.write(tmp_path / "graph.npz", graph_of(ends).csr)
     del ends
-    monkeypatch.setattr(cutting, "_HELD", 1 << 14)
+    monkeypatch.setattr(cutting, "_BUFFER", 1 << 14)
     tracemalloc.start()
     write_partition(tmp_path / "graph.npz", tmp_path / "parts", 3)
     peak = tracemalloc.get_traced_memory()[1]
@@ -172,7 +172,7 @@ def test_files_are_written_in_blocks_within_one_bound(tmp_path, monkeypatch, bou
 
     monkeypatch.setattr(cutting._NewArray, "write", counted)
     if bound == "array":
-        monkeypatch.setattr(cutting, "_HELD", 1 << 14)
+        monkeypatch.setattr(cutting, "_BUFFER", 1 << 14)
     else:
         monkeypatch.setattr(cutting, "default_limit", lambda: 1 << 18)
     pieces = [(*ends[:, i : i + 200], weight[i : i + 200]) for i in range(0, 20_000, 200)]

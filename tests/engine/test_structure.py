@@ -20,10 +20,10 @@ def test_a_case_is_decided_once_for_each_structure_and_question():
         return "another question"
 
     S, T = structure(), structure(nnz=2)
-    assert [S.once(first, "float32", 64) for _ in range(3)] == [1] * 3
-    assert S.once(first, "float32", 128) == 2
-    assert T.once(first, "float32", 64) == 3
-    assert S.once(second, "float32", 64) == "another question"
+    assert [S.cached(first, "float32", 64) for _ in range(3)] == [1] * 3
+    assert S.cached(first, "float32", 128) == 2
+    assert T.cached(first, "float32", 64) == 3
+    assert S.cached(second, "float32", 64) == "another question"
     assert asked == [(S, "float32", 64), (S, "float32", 128), (T, "float32", 64)]
 
 
@@ -42,7 +42,7 @@ def test_structures_of_about_one_size_share_what_depends_on_neither_size_nor_pla
         return feat
 
     for one in (S, T, S):
-        one.once(question, 64)
+        one.cached(question, 64)
     assert asked == [S, T]  # each by itself
 
 
@@ -63,7 +63,7 @@ def test_structures_laid_out_alike_share_wherever_they_lie(monkeypatch):
 
 def test_what_was_decided_is_no_part_of_a_structure():
     S, T = structure(), structure()
-    S.once(lambda *_: "decided")
+    S.cached(lambda *_: "decided")
     assert S == T
     assert hash(S) == hash(T)
     assert repr(S) == repr(T)

@@ -633,7 +633,7 @@ def test_plans_hold_no_graph():
 
 
 def test_a_graph_keeps_nothing_of_a_layer_that_has_gone():
-    graph, kept = square(), layers._KEPT
+    graph, kept = square(), layers._RESULTS
     for _ in range(3):
         for eps in (0.0, 0.5):
             layer = GINConv(nn.Linear(6, 8), eps=eps)

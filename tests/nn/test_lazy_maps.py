@@ -12,7 +12,7 @@ import pyg_cases  # noqa: E402
 from torch.nn import Linear, UninitializedParameter  # noqa: E402
 
 from sparsefmt import ShapeError, nn  # noqa: E402
-from sparsefmt.autograd.maps import read_map  # noqa: E402
+from sparsefmt.model.maps import read_map  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -15,8 +15,8 @@ from torch.nn.utils import parametrizations, prune  # noqa: E402
 import sparsefmt  # noqa: E402
 from sparsefmt import nn  # noqa: E402
 from sparsefmt.autograd import maxk, spmm  # noqa: E402
-from sparsefmt.autograd.maps import read_map  # noqa: E402
 from sparsefmt.errors import UnsupportedError  # noqa: E402
+from sparsefmt.model.maps import read_map  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -69,7 +69,7 @@ def test_products_over_samples_are_right(small, strategy, width):
     row = ours.checked(width, strategy)
     assert row["error"] < 1e-5
     assert row["rate"] == ops.sampling_rate(small, width)
-    assert "chunks" not in ours.A._built().found
+    assert "chunks" not in ours.A._built().parts
 
 
 def test_a_wrong_product_is_refused(small, monkeypatch):

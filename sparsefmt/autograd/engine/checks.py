@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...errors import DeviceError, DtypeError, ShapeError, UnsupportedError
 from ...graph.graph import Graph
-from ...ops.engine.bind import ENDS, Arrays, Named, count_of_features, register_library
+from ...ops.engine.bind import Arrays, Named, count_of_features, register_library
 from ...ops.engine.bind import bind as bind
 from ...ops.engine.table import Arg, Op
 from ..tensors.tensors import GraphTensors
@@ -55,72 +55,6 @@ def on_device(name: str, value: Tensor, graph: Graph | GraphTensors, mend: str =
         raise DeviceError(f"{name} is on {value.device} but the graph is on {device}: {mend}.")
 
 
-def features(name: str, x: Tensor, *, rows: int, axis: str, graph: GraphTensors) -> None:
-    """Check for features, (rows, feat) or (rows, heads, feat), where the graph is."""
-    floating_on_device(name, x, graph)
-    if x.dim() < 2:
-        raise ShapeError(
-            f"{name} has shape {tuple(x.shape)}: give (rows, feat), such as {name}[:, None]."
-        )
-    if x.shape[0] != rows:
-        raise ShapeError(
-            f"{name} has {x.shape[0]} rows but the graph has {rows} {axis}: {name} needs one row "
-            f"for each of them ({name}.shape == {tuple(x.shape)}, graph.shape == "
-            f"{(graph.n_rows, graph.n_cols)})."
-        )
-
-
-def two_axes(name: str, x: Tensor) -> None:
-    """Check for two axes."""
-    if x.dim() != 2:
-        mend = f"{name}[:, None] for instance"
-        if x.dim() > 2:
-            mend = f"{name}.flatten(1) where rows come first, or one call for each {name}[k]"
-        raise ShapeError(f"{name} has shape {tuple(x.shape)}: give (rows, feat), {mend}.")
-
-
-def vector(
-    name: str, value: Any, *, length: int, what: str, x: Tensor, graph: GraphTensors
-) -> None:
-    """Check for (length,), of the dtype of x, which has been checked."""
-    if (
-        isinstance(value, Tensor)
-        and value.shape == (length,)
-        and value.dtype is x.dtype
-        and value.device == graph.device
-        and value.layout is torch.strided
-    ):
-        return
-    tensor(name, value)
-    floating_on_device(name, value, graph)
-    if value.shape != (length,):
-        raise ShapeError(
-            f"{name} has shape {tuple(value.shape)} but the graph has {length} {what}: give one "
-            f"value each, shape ({length},)."
-        )
-    _same_dtype(name, value, x, graph)
-
-
-def of_heads(name: str, value: Tensor, graph: GraphTensors, x: Tensor) -> None:
-    """Check for (nnz, heads), of the dtype of x, where the graph is."""
-    floating_on_device(name, value, graph)
-    if value.shape[0] != graph.nnz:
-        raise ShapeError(
-            f"{name} has shape {tuple(value.shape)} but the graph has {graph.nnz} stored entries: "
-            f"give ({graph.nnz},) or ({graph.nnz}, heads)."
-        )
-    _same_dtype(name, value, x, graph)
-
-
-def _same_dtype(name: str, value: Tensor, x: Tensor, graph: GraphTensors, of_x: str = "x") -> None:
-    """Check for the dtype of x, which ``of_x`` names."""
-    if value.dtype is not x.dtype:
-        raise DtypeError(
-            f"{name} is {value.dtype} but {of_x} is {x.dtype}{_autocast(graph)}: give both in one "
-            f"dtype, {name}.to({x.dtype}) for instance."
-        )
-
-
 def _autocast(graph: GraphTensors) -> str:
     """Return the words of an error that say autocast has changed the user's dtypes."""
     cast = torch.is_autocast_enabled(graph.kind)
@@ -137,7 +71,7 @@ def checked_k(k: Any, feat: int | None) -> int:
         raise DtypeError(f"k is a {type(k).__name__}: give an integer.") from error
     if feat is None and count < 1:
         raise ShapeError(f"k is {k}: give 1 or more.")
-    if feat is not None:
+    if feat is not None and not 1 <= count <= feat:
         count_of_features(count, feat)
     return count
 
@@ -209,11 +143,12 @@ class Tensors(Arrays):
     kind = Tensor
     floats = frozenset(FLOATING)
     layout = torch.strided
+    casts = staticmethod(torch.is_autocast_enabled)  #: whether ``cast`` has a task
+    matrix, code = "the graph", "graph"
+    order = "in the order of graph.structure"
 
     def cast(self, op: Op, A: Any, args: dict[str, Any]) -> dict[str, Any]:
         """Cast arguments as autocast does before the operation."""
-        if not torch.is_autocast_enabled(A.kind):
-            return args
         names, narrowed = op.named, op.narrowed or ()
         wide, narrow = (library.autocast_dtype(A.kind, narrow=narrow) for narrow in (False, True))
         return {
@@ -234,118 +169,35 @@ class Tensors(Arrays):
             )
         return values
 
-    def check(self, name: str, value: Any, arg: Arg, A: Any, size: int, like: Named | None) -> Any:
-        """Check an argument that needs ``size`` rows; raise what is wrong."""
-        return getattr(self, arg.check)(name, value, arg, A, size, like)
-
-    def features(
-        self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
-    ) -> Any:
-        """Check for (size, feat) or (size, heads, feat)."""
+    def dense(self, name: str, value: Any, A: Any) -> Any:
+        """Check for a dense tensor."""
         tensor(name, value)
-        floating_on_device(name, value, A)
-        if 3 not in arg.axes:
-            two_axes(name, value)
-        axis = "rows" if arg.rows == "rows" else "columns"
-        features(name, value, rows=size, axis=axis, graph=A)
-        if value.dim() > 3:
-            raise ShapeError(
-                f"{name} has shape {tuple(value.shape)}: give (rows, heads, feat), "
-                f"{name}.flatten(2) for instance."
+        return value
+
+    def kind_and_device(self, name: str, array: Any, A: Any) -> None:
+        """Check for a floating dtype, and the device of the graph."""
+        floating_on_device(name, array, A)
+
+    def is_float32(self, array: Any, arg: Arg) -> bool:
+        """Return True if an argument is float32, as scores may be beside features of 2 bytes."""
+        return array.dtype is torch.float32 and arg.check != "factor"
+
+    def same_dtype(self, name: str, array: Any, like: Named, A: Any) -> None:
+        """Check for the dtype of another argument."""
+        x, dtype = like[0], like[1].dtype
+        if array.dtype is not dtype:
+            raise DtypeError(
+                f"{name} is {array.dtype} but {x} is {dtype}{_autocast(A)}: give both in one "
+                f"dtype, {name}.to({dtype}) for instance."
             )
-        return self.alike(name, value, arg, A, like)
 
-    def alike(self, name: str, value: Tensor, arg: Arg, A: GraphTensors, like: Named | None) -> Any:
-        """Check for the dtype, and the shape behind the rows, of another argument."""
-        if like is None:
-            return value
-        _same_dtype(name, value, like[1], A, like[0])
-        if arg.behind and value.shape[1:] != like[1].shape[1:]:
-            wrong, other = tuple(value.shape), tuple(like[1].shape)
-            text = f"{name} has shape {wrong} and {like[0]} {other}: give both as many heads, and "
-            text += "features of each."
-            if arg.axes == (2,):
-                text = f"{name} has {wrong[1]} features but {like[0]} has {other[1]}: give both "
-                text += "the same, by a linear layer for instance."
-            elif like[0] == "x":  # of dot products
-                text = f"x has shape {other} and {name} {wrong}: give (n_rows, feat) and (n_cols, "
-                text += "feat), or (n_rows, heads, feat) and (n_cols, heads, feat)."
-            raise ShapeError(text)
-        return value
+    def finished(self, name: str, array: Any, arg: Arg, narrow: bool) -> Any:
+        """Return a checked tensor as it is."""
+        return array
 
-    def factor(
-        self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
-    ) -> Any:
-        """Check for one factor of each row or column."""
-        if like is not None:
-            what = "rows" if arg.rows == "rows" else "columns"
-            vector(name, value, length=size, what=what, x=like[1], graph=A)
-        return value
-
-    def entries(
-        self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
-    ) -> Any:
-        """Check for one value, or a row of them, at each stored entry."""
-        tensor(name, value)
-        if arg.alike == "dtype" and like is not None:
-            if value.dim() == 2 and 2 in arg.axes:
-                of_heads(name, value, A, like[1])
-            else:
-                vector(name, value, length=size, what="stored entries", x=like[1], graph=A)
-            return value
-        floating_on_device(name, value, A)
-        if value.dim() not in arg.axes or value.shape[0] != size:
-            shapes = f"({size},) or ({size}, heads)" if 1 in arg.axes else f"({size}, feat)"
-            raise ShapeError(
-                f"{name} has shape {tuple(value.shape)} but the graph stores {size} entries: "
-                f"give {shapes}."
-            )
-        return self.alike(name, value, arg, A, like)
-
-    def scores(
-        self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
-    ) -> Any:
-        """Check for one score of each head; float32 will do beside 2-byte features."""
-        tensor(name, value)
-        floating_on_device(name, value, A)
-        if like is None:
-            return value
-        heads = tuple(like[1].shape[arg.behind])
-        shapes = [(size,), (size, 1)] if heads in ((), (1,)) else [(size, *heads)]
-        return self._shaped(
-            name, value, shapes, f"one score per {ENDS[arg.rows]} and head", A, like
-        )
-
-    def vectors(
-        self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named
-    ) -> Any:
-        """Check for one vector of each head; its heads may follow one more axis, as in PyG."""
-        tensor(name, value)
-        floating_on_device(name, value, A)
-        row = tuple(like[1].shape[1:])
-        return self._shaped(name, value, [row, (1, *row)], "one vector per head", A, like)
-
-    def _shaped(
-        self, name: str, value: Tensor, shapes: list[Any], what: str, A: GraphTensors, like: Named
-    ) -> Any:
-        """Check for one of two shapes, and the dtype of others or float32 beside 2 bytes."""
-        other, x = like
-        # Not ``in``, which dynamo answers without a look at symbolic sizes.
-        if value.shape != shapes[0] and value.shape != shapes[-1]:
-            raise ShapeError(
-                f"{name} has shape {tuple(value.shape)}: give {shapes[0]}, {what} ({other}.shape "
-                f"== {tuple(x.shape)}, graph.shape == {(A.n_rows, A.n_cols)}, graph.nnz == "
-                f"{A.nnz})."
-            )
-        if not (x.dtype.itemsize == 2 and value.dtype is torch.float32):
-            _same_dtype(name, value, x, A, other)
-        return value
-
-    def balanced(
-        self, name: str, value: Any, arg: Arg, A: GraphTensors, size: int, like: Named | None
-    ) -> Any:
-        """Return it: tensors have no class for row-balanced features."""
-        return value
+    def shapes_of_vectors(self, row: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Return the shapes of vectors of features; heads may follow one more axis, as in PyG."""
+        return [row, (1, *row)]
 
 
 TENSORS = Tensors()

@@ -18,7 +18,7 @@ from ...ops.engine.call import call
 from ...ops.engine.small import wide
 from ...ops.engine.structure import Sizes, Structure, built_at, tiled
 from ...ops.engine.table import Kernel, Op, deferred, unchecked
-from ...ops.matmul import cuda_aggregate as matmul_cuda_aggregate
+from ...ops.matmul import cuda_aggregate
 from ...ops.matmul.aggregation import AGGREGATE_BACKWARD
 from ...ops.matmul.api import SPMM, against_heads
 from ...ops.sampling import cuda as sampling_cuda
@@ -49,18 +49,18 @@ def _spmm_sampled_dx_on_cuda(
     indptr: Tensor,
 ) -> Any:
     """Make the sample again, transpose it, and multiply."""
-    how = SampleOptions(*options)
+    sampling = SampleOptions(*options)
     if not S.nnz:
         return grad.new_zeros(S.n_cols, grad.shape[1])
-    room = sampling_cuda.room_of_a_row(S.n_rows, S.nnz, how.width)
+    room = sampling_cuda.room_of_a_row(S.n_rows, S.nnz, sampling.width)
     cols, entries, rows = indptr.new_empty(3, S.n_rows * room or S.nnz)
-    sample = how.seed, how.width, how.strategy
+    sample = sampling.seed, sampling.width, sampling.strategy
     call(sampling_cuda.sample_rows, S, cols, entries, rows, None, *sample, room)
     t_indptr, rows, perm = _transposed(cols, None if values is None else entries, rows, S.n_cols)
     places = t_indptr.data_ptr(), rows.data_ptr()
     T = Structure(S.n_cols, S.n_rows, rows.shape[0], S.index_dtype, *places, *[0] * 7)
-    T._decided = S.once(_of_transposes, room)
-    factors = _row_factors(indptr, row_scale, sums_dtype(grad), how)
+    T._decided = S.cached(_of_transposes, room)
+    factors = _row_factors(indptr, row_scale, sums_dtype(grad), sampling)
     return call(sampling_cuda.spmm_sampled, T, grad, values, col_scale, factors, perm=perm)
 
 
@@ -78,9 +78,9 @@ def _spmm_sampled_dx_on_cpu(
     *options: Any,
 ) -> Any:
     """Make the sample again, transpose it, and multiply; the rows of a column add up in order."""
-    how = SampleOptions(*options)
-    seed = 0 if how.seed is None else how.seed.item()
-    B, entries = sample_with_perm(A, how.width, strategy=how.strategy, seed=seed)
+    sampling = SampleOptions(*options)
+    seed = 0 if sampling.seed is None else sampling.seed.item()
+    B, entries = sample_with_perm(A, sampling.width, strategy=sampling.strategy, seed=seed)
     places = B.indices, entries, expand(B.indptr, B.nnz)
     cols, numbers, rows = map(torch.from_numpy, places)
     t_indptr, rows, perm = _transposed(cols, None if values is None else numbers, rows, A.n_cols)
@@ -89,7 +89,7 @@ def _spmm_sampled_dx_on_cpu(
     values = None if values is None or perm is None else values[perm.numpy()]
     scale = None if row_scale is None else torch.from_numpy(row_scale)
     dtype = torch.float64 if grad.dtype == "float64" else torch.float32
-    factors = _row_factors(torch.from_numpy(A.indptr), scale, dtype, how)
+    factors = _row_factors(torch.from_numpy(A.indptr), scale, dtype, sampling)
     factors = None if factors is None else factors.numpy()
     return _product_on_cpu(T, grad, values, None, col_scale, factors, "sum")
 
@@ -101,23 +101,23 @@ def _transposed(
 
     Places whose column is ``n_cols`` are free: they come last, and ``indptr`` ends before them.
     """
-    found, order = torch.sort(cols, stable=True)
+    sorted_cols, order = torch.sort(cols, stable=True)
     ends = torch.arange(n_cols + 1, dtype=cols.dtype, device=cols.device)
-    indptr = torch.searchsorted(found, ends, out_int32=cols.dtype is torch.int32)
+    indptr = torch.searchsorted(sorted_cols, ends, out_int32=cols.dtype is torch.int32)
     perm = None if entries is None else entries.index_select(0, order)
     return indptr, rows.index_select(0, order), perm
 
 
 def _row_factors(
-    indptr: Tensor, row_scale: Tensor | None, dtype: torch.dtype, how: SampleOptions
+    indptr: Tensor, row_scale: Tensor | None, dtype: torch.dtype, sampling: SampleOptions
 ) -> Any:
     """Compute the factor of each row's sum, in that dtype; None if all are 1."""
     scale = None if row_scale is None else row_scale.to(dtype)
-    if not how.mean and not how.rescale:
+    if not sampling.mean and not sampling.rescale:
         return scale
     lengths = indptr.diff()
-    sampled = lengths.clamp(1, how.width).to(dtype)
-    shares = lengths.to(dtype) / sampled if how.rescale else sampled.reciprocal()
+    sampled = lengths.clamp(1, sampling.width).to(dtype)
+    shares = lengths.to(dtype) / sampled if sampling.rescale else sampled.reciprocal()
     return shares if scale is None else scale * shares
 
 
@@ -148,10 +148,12 @@ def _aggregate_backward_of_graph(
     if tiled and not (against_spmm(S, *product) and against_sddmm(S, x, grad)):
         dx = call(SPMM, S, *product)
         return dx, call(SDDMM, S, x, grad, col_scale, row_scale, perm=perm)
-    apart = matmul_cuda_aggregate.goes_apart(S, NAMES[x.dtype], x.shape[1], inverse=True)
-    inverse = _inverse(S, perm) if apart and perm is not None else None
-    given = values, perm, row_scale, col_scale
-    return matmul_cuda_aggregate.aggregate_backward(S, x, grad, *given, inverse=inverse)
+    inverse = None
+    if perm is not None and S.nnz >= cuda_aggregate.APART:  # the least of all
+        if cuda_aggregate.goes_apart(S, NAMES[x.dtype], x.shape[1], inverse=True):
+            inverse = _inverse(S, perm)
+    arrays = values, perm, row_scale, col_scale
+    return cuda_aggregate.aggregate_backward(S, x, grad, *arrays, inverse=inverse)
 
 
 def _not_of_torch(S: Sizes | CSR, *_: Any, **__: Any) -> list[str]:
@@ -168,21 +170,21 @@ def _inverse(S: Structure, perm: Tensor) -> Array | None:
     if built is None:
         return None
     with built.lock:
-        if ("perm", place) not in built.found:  # while it is there, nothing else lies at its place
-            built.found["perm", place] = perm
+        if ("perm", place) not in built.parts:  # while it is there, nothing else lies at its place
+            built.parts["perm", place] = perm
             return None
 
     def build() -> Array:
         array = from_tensor("perm", perm)
         with on_device_of(array), allocating(f"the inverse of {len(array)} places"):
-            found = primitives.inverse(array)
+            result = primitives.inverse(array)
         finish(array)  # synchronize!
-        return found
+        return result
 
-    found: Array | None = built.found.get(("inverse", place))
-    if found is None and not torch.cuda.is_current_stream_capturing():
-        found = built.ask(("inverse", place), build)
-    return found
+    cached: Array | None = built.parts.get(("inverse", place))
+    if cached is None and not torch.cuda.is_current_stream_capturing():
+        cached = built.ask(("inverse", place), build)
+    return cached
 
 
 # Products on the CPU, by torch's own loops
@@ -198,13 +200,13 @@ def _against_bags(
     **__: Any,
 ) -> list[str]:  # fmt: skip
     """List the reasons against ``torch.embedding_bag``."""
-    found = [] if type(A) is OfTensors else ["A is no graph of torch"]
-    found += against_heads(values, "bags take")
+    reasons = [] if type(A) is OfTensors else ["A is no graph of torch"]
+    reasons += against_heads(values, "bags take")
     if reduce not in ("sum", "mean"):
-        found.append(f"bags do not take a {reduce}")
+        reasons.append(f"bags do not take a {reduce}")
     # Loops for float64 add up one entry at a time: 3 to 8 times the time of numba's.
     most = _MOST_IN_BAGS if _HAS_BAGS and x.dtype.itemsize < 8 else small.MOST
-    return found + small.reasons_against((A.nnz + A.n_rows) * x.shape[1], most)
+    return reasons + small.reasons_against((A.nnz + A.n_rows) * x.shape[1], most)
 
 
 def _bags(
@@ -226,23 +228,23 @@ def _bags(
     if values is not None or col_scale is not None:
         weights = torch.from_numpy(small.weights(A, x, values, col_scale))
     X, indices, starts = map(torch.from_numpy, (wide(x), A.indices, A.indptr))
-    found = np.empty((n, x.shape[1]), X.numpy().dtype)
+    out = np.empty((n, x.shape[1]), X.numpy().dtype)
     rows = n
-    if found.nbytes > _MOST_OF_A_RESULT:
-        rows = max(_PART * torch.get_num_threads() // found[:1].nbytes, 1)
+    if out.nbytes > _MOST_OF_A_RESULT:
+        rows = max(_PART * torch.get_num_threads() // out[:1].nbytes, 1)
     for part in primitives.parts(slice(0, n), rows):
         ends = starts[part.start : part.stop + 1]
         first, last = int(ends[0]), int(ends[-1])
         shares = None if weights is None else weights[first:last]
-        given = X, indices[first:last], ends - first if first else ends
-        bags: Array = torch.embedding_bag(*given, False, 0, False, shares, True)[0].numpy()
+        inputs = X, indices[first:last], ends - first if first else ends
+        bags: Array = torch.embedding_bag(*inputs, False, 0, False, shares, True)[0].numpy()
         if rows == n:
-            found = bags
+            out = bags
         else:
-            found[part] = bags
+            out[part] = bags
     if row_scale is not None or reduce == "mean":
-        small.scale_rows(A, found, row_scale, reduce)
-    return rounded(found, x)
+        small.scale_rows(A, out, row_scale, reduce)
+    return rounded(out, x)
 
 
 # A product to whose rows a part of their own is added

@@ -58,7 +58,7 @@ def narrowed(kind: str, *values: Any) -> tuple[Any, ...]:
     if not torch.is_autocast_enabled(kind):
         return values
     dtype = autocast_dtype(kind, narrow=True)
-    return tuple(cast(one, kind, dtype) for one in values)
+    return tuple(cast(value, kind, dtype) for value in values)
 
 
 # From a row to a library op
@@ -112,32 +112,32 @@ def _with_structures(op: Op, make: Callable[..., Any], args: tuple[Any, ...]) ->
     """Return the arguments of a library op as the row takes them."""
     if op.structures == 0:
         return None, *args
-    own = make(*args[:4])
+    rows = make(*args[:4])
     if op.structures == 1:
-        return own, *args[4:]
+        return rows, *args[4:]
     t_indptr, t_indices, t_plan, perm = args[4:8]
     n_cols = args[0].shape[0] - 1
-    return own, make(t_indptr, t_indices, n_cols, t_plan), perm, *args[8:]
+    return rows, make(t_indptr, t_indices, n_cols, t_plan), perm, *args[8:]
 
 
 def _on_cuda(op: Op) -> Callable[..., Any]:
     def kernel(*args: Any) -> Any:
-        beside = {"indptr": args[0]} if op.takes_indptr else {}
-        return call(op, *_with_structures(op, _structure, args), **beside)
+        options = {"indptr": args[0]} if op.takes_indptr else {}
+        return call(op, *_with_structures(op, _structure, args), **options)
 
     return kernel
 
 
 def _on_cpu(op: Op) -> Callable[..., Any]:
     def kernel(*args: Any) -> Any:
-        given = _with_structures(op, _csr, args)
-        wanted = op.results(*given)
-        arrays = [as_numpy(arg) if isinstance(arg, Tensor) else arg for arg in given[1:]]
-        found = call(op, given[0], *arrays)
-        results = (found,) if op.returns == 1 else found
+        inputs = _with_structures(op, _csr, args)
+        shapes = op.results(*inputs)
+        arrays = [as_numpy(arg) if isinstance(arg, Tensor) else arg for arg in inputs[1:]]
+        result = call(op, inputs[0], *arrays)
+        results = (result,) if op.returns == 1 else result
         tensors = [
             torch.from_numpy(array).to(dtype_of(like))
-            for array, (_, like) in zip(results, wanted, strict=True)
+            for array, (_, like) in zip(results, shapes, strict=True)
         ]
         return tensors[0] if op.returns == 1 else tuple(tensors)
 
@@ -146,10 +146,10 @@ def _on_cpu(op: Op) -> Callable[..., Any]:
 
 def _fake(op: Op) -> Callable[..., Any]:
     def kernel(*args: Any) -> Any:
-        given = (*args[_COUNTS[op.structures] :], *args)
-        like = next(arg for arg in given if isinstance(arg, Tensor))
-        wanted = op.results(*_with_structures(op, _sizes, args))
-        results = tuple(like.new_empty(shape, dtype=dtype_of(of)) for shape, of in wanted)
+        inputs = (*args[_COUNTS[op.structures] :], *args)
+        like = next(arg for arg in inputs if isinstance(arg, Tensor))
+        shapes = op.results(*_with_structures(op, _sizes, args))
+        results = tuple(like.new_empty(shape, dtype=dtype_of(of)) for shape, of in shapes)
         return results[0] if op.returns == 1 else results
 
     return kernel
@@ -161,15 +161,15 @@ def _autocast(op: Op) -> Callable[[Any, str], Any]:
     def make(library_op: Any, kind: str) -> Any:
         names = [argument.name for argument in library_op._schema.arguments]
         narrow = ["*" in (op.narrowed or ()) or name in (op.narrowed or ()) for name in names]
-        own = names.index("own") if "own" in names else len(names)
+        place = names.index("own") if "own" in names else len(names)
 
         def kernel(*args: Any) -> Any:
-            dtypes = (autocast_dtype(kind, narrow=one) for one in narrow)
+            dtypes = (autocast_dtype(kind, narrow=is_narrow) for is_narrow in narrow)
             with torch.autocast(kind, enabled=False):
-                if args[own : own + 1] not in ((), (None,)):  # layers have cast what they add
+                if args[place : place + 1] not in ((), (None,)):  # layers have cast what they add
                     return library_op(*args)
-                given = zip(args, dtypes, strict=False)
-                return library_op(*(cast(one, kind, dtype) for one, dtype in given))
+                pairs = zip(args, dtypes, strict=False)
+                return library_op(*(cast(arg, kind, dtype) for arg, dtype in pairs))
 
         return kernel
 
@@ -195,7 +195,7 @@ _backend = _C.DispatchKeySet(_C.DispatchKey.BackendSelect)
 _in_place = _C.DispatchKeySet(_C.DispatchKey.ADInplaceOrView)
 #: What a thread adds to the keys of each call if nothing watches it: in inference mode, and else.
 _EAGER_KEYS = _backend.raw_repr(), (_backend | _in_place).raw_repr()
-_OTHERS = type(None), str, int, float, bool
+_PLAIN_TYPES = type(None), str, int, float, bool
 
 
 class LibraryOp:
@@ -212,23 +212,23 @@ class LibraryOp:
     def __call__(self, *args: Any) -> Any:
         """Call the kernel directly, or the library op."""
         row, count = self.row, self.row.structures
-        rows, others = args[0] if count else None, args[count:]
-        on_gpu = others[0].is_cuda if rows is None else rows.structure is not None
-        if on_gpu and direct(others):
+        rows, arrays = args[0] if count else None, args[count:]
+        on_gpu = arrays[0].is_cuda if rows is None else rows.structure is not None
+        if on_gpu and direct(arrays):
             if rows is None:
-                return call(row, None, *others)
+                return call(row, None, *arrays)
             if count == 2:
                 columns = args[1]
-                return call(row, rows.structure, columns.structure, columns.perm, *others)
+                return call(row, rows.structure, columns.structure, columns.perm, *arrays)
             if row.takes_indptr:
-                return call(row, rows.structure, *others, indptr=rows.indptr)
-            return call(row, rows.structure, *others)
+                return call(row, rows.structure, *arrays, indptr=rows.indptr)
+            return call(row, rows.structure, *arrays)
         structures: list[Any] = []
         if rows is not None:
             structures += rows.indptr, rows.indices, rows.n_cols, rows.plan
         for side in args[1:count]:
             structures += side.indptr, side.indices, side.plan, side.perm
-        return self.library(*structures, *others)
+        return self.library(*structures, *arrays)
 
 
 def direct(args: tuple[Any, ...]) -> bool:
@@ -252,6 +252,6 @@ def direct(args: tuple[Any, ...]) -> bool:
         if kind is Tensor or kind is Parameter:
             if arg.is_neg() or arg._is_zerotensor() or is_functional(arg):
                 return False
-        elif kind not in _OTHERS:
+        elif kind not in _PLAIN_TYPES:
             return False
     return True

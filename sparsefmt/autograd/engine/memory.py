@@ -117,6 +117,8 @@ class TorchMemory:
         same = like.shape == shape and like.is_contiguous()
         return torch.empty_like(like) if same else like.new_empty(shape)
 
+    allocate = empty
+
     def zeros(self, shape: Sequence[int], dtype: str, like: Tensor) -> Tensor:
         return like.new_zeros(shape, dtype=DTYPES[dtype])
 
@@ -136,8 +138,7 @@ class TorchMemory:
         return torch.repeat_interleave(indptr.diff(), output_size=nnz)
 
     def stream(self, a: Tensor) -> int:
-        found: int = raw_stream(a.get_device())
-        return found
+        return int(raw_stream(a.get_device()))
 
     def device(self, a: Tensor) -> int:
         return a.get_device()

@@ -67,7 +67,7 @@ def taped(
     return function.apply(*inputs, *constants)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def once(
+def once_differentiable(
     name: str,
     compute: Any,
     *args: Any,

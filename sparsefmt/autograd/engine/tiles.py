@@ -27,13 +27,13 @@ def prepare_tiles(
     device = inverse_degree.get_device()
     fit = tiles.nnz and not (against_device(device) or against_height(tiles))
     with built.lock:
-        before = built.found.get("tiles")
+        before = built.parts.get("tiles")
         if before is not None and before.sgt is tiles and before.costs == costs:
             return
-        built.found.pop("tiles", None)
+        built.parts.pop("tiles", None)
         if fit:
             options: Any = {"view": to_tensor, "refuses_float32": against_float32}
-            built.found["tiles"] = _Prepared(tiles, inverse_degree, costs=costs, **options)
+            built.parts["tiles"] = _Prepared(tiles, inverse_degree, costs=costs, **options)
         if before is not None:
             torch.cuda.synchronize(device)  # synchronize! what it has composed may go
 
@@ -41,7 +41,7 @@ def prepare_tiles(
 def drop_tiles(built: Built, device: torch.device) -> None:
     """Let products with a structure go without tiles again."""
     with built.lock:
-        if built.found.pop("tiles", None) is not None:
+        if built.parts.pop("tiles", None) is not None:
             torch.cuda.synchronize(device)  # synchronize! what it has composed may go
 
 

@@ -140,7 +140,7 @@ def as_graph(
     if isinstance(edge_index, Graph | GraphTensors):
         return edge_index
     if isinstance(edge_index, Shared):
-        return edge_index if edge_index.whole is None else edge_index.whole
+        return edge_index if edge_index.complete is None else edge_index.complete
     of_edges = _is_edge_tensor(edge_index)
     if not (of_edges or is_adj_t(edge_index) or is_edge_index(edge_index)):
         if name:

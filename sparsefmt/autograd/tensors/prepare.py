@@ -138,13 +138,13 @@ def drop_tiles(graph: Graph, tile: tuple[int, int]) -> None:
             _tiles.drop_tiles(side.built, tensors.device)
     with graph._built.lock:
         for flipped in (False, True):
-            graph._built.found.pop(("sgt", tile, flipped), None)
+            graph._built.parts.pop(("sgt", tile, flipped), None)
 
 
 def _make_tensors(graph: Graph, both: bool = False) -> GraphTensors:
     """Make the tensors of a graph."""
     built = graph._built
-    unseen = not graph._flipped and ("csr", False) not in built.found
+    unseen = not graph._flipped and ("csr", False) not in built.parts
     with out_of_inference():  # tensors born there could never take part in training
         if built.edges is not None and unseen and is_eager():
             # Backward runs on a thread of autograd's, where a build takes twice as long.
@@ -185,4 +185,4 @@ graph_tensors = tensors_of  #: the name in earlier releases, imported with a war
 def has_tiles(graph: GraphLike) -> bool:
     """Return True if tensor cores may take products with it: ``prepare(graph, tile=...)``."""
     built = tensors_of(graph).rows.built
-    return built is not None and "tiles" in built.found
+    return built is not None and "tiles" in built.parts

@@ -85,8 +85,8 @@ def _graph(leaves: list[Tensor], context: Context) -> Graph:
             parts = {"row": row, "col": indices[places], "data": values}
             structure = COO._trusted(**parts, shape=(n_rows, n_cols))
     built = GraphBuilt(structure)
-    built.found["csr", False] = csr, order
-    built.found["csc", False] = csc, perm
+    built.parts["csr", False] = csr, order
+    built.parts["csc", False] = csc, perm
     return Graph._on(built, False)
 
 

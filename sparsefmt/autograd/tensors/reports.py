@@ -23,7 +23,7 @@ _COUNT, _SECOND = len(Findings._fields), LINE // 8  # words of a half, and where
 _Words = ctypes.c_longlong * (_SECOND + _COUNT)
 
 _lock = RLock()
-_kept: list[Tensor] = []  # never given back: a kernel may still be about to write
+_in_use: list[Tensor] = []  # never given back: a kernel may still be about to write
 _progress: dict[tuple[int, int], int] = {}
 _free: list[tuple[int, Any]] = []  # addresses of slots, and their words
 _open: "list[Report]" = []  # in the order of their making
@@ -141,7 +141,7 @@ def progress_of(report: Report) -> int:
     if address is None:
         memory = torch.zeros(build.SMALL_BLOCKS, dtype=torch.int64, device=f"cuda:{key[0]}")
         address = _progress[key] = memory.data_ptr()
-        _kept.append(memory)  # 8 KiB for each place: of those that are free the latest is used next
+        _in_use.append(memory)  # 8 KiB for each place: the latest of those that are free comes next
     return address
 
 
@@ -149,7 +149,7 @@ def _more() -> tuple[int, Any]:
     """Make more slots, and return one of them."""
     with torch.inference_mode(False):
         memory = torch.zeros(_SLOTS * 2 * LINE, dtype=torch.uint8, pin_memory=True)
-    _kept.append(memory)
+    _in_use.append(memory)
     begin = memory.data_ptr()
     places = range(begin, begin + _SLOTS * 2 * LINE, 2 * LINE)
     _free.extend((place, _Words.from_address(place)) for place in places)

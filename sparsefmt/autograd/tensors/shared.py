@@ -28,7 +28,7 @@ class Shared(Protocol, metaclass=_Declared):
     layers call the rest.
     """
 
-    whole: Graph | None  #: the graph itself, where one process has all of it
+    complete: Graph | None  #: the graph itself, where one process has all of it
     local: Graph  #: of the entries here: (targets here, sources here and then those of others)
     is_square: bool  #: whether the targets here are the sources here
     n_local: int  #: targets here

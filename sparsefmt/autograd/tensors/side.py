@@ -31,7 +31,7 @@ class TensorStore:
         """
         if torch.compiler.is_compiling():
             return make()
-        cached: Tensor | None = self._built.found.get(key)
+        cached: Tensor | None = self._built.parts.get(key)
         if cached is None:
             cached = self._make(key, make)  # or get what another thread makes at this time
         return cached if not self._marks else self._reached(key, cached, make)

@@ -137,7 +137,7 @@ class GraphTensors(TensorStore):
         with built.lock, out_of_inference():
             if self._columns is not None:
                 return True
-            if arrays is not None and ("csc", False) not in built.found and is_eager():
+            if arrays is not None and ("csc", False) not in built.parts and is_eager():
                 with on_device(self.device.index):
                     self.settle()
                     self._add(columns_of(arrays))

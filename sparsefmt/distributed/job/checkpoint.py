@@ -12,7 +12,7 @@ import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from ...errors import FileFormatError, UnsupportedError
+from ...errors import UnsupportedError
 from ...io.bounded import check_regular, fault, named, writing
 from ..parts.cutting import version
 
@@ -148,10 +148,8 @@ def load_checkpoint(path: str | os.PathLike[str], *, facts: Mapping[str, Any]) -
         raise fault(source, f"it lacks a part: {_MEND}.")
     for name, value in facts.items():
         if state["facts"].get(name) != value:
-            raise FileFormatError(
-                f"{source}: its {name} is {state['facts'].get(name)} and this training's is "
-                f"{value}: {_MEND}."
-            )
+            there = state["facts"].get(name)
+            raise fault(source, f"its {name} is {there} and this training's is {value}: {_MEND}.")
     return state
 
 
@@ -165,5 +163,4 @@ def restore(
     except _BROKEN as error:
         why = " ".join(str(error).split())[:200]
         raise fault(Path(path), f"it does not fit the model ({why}): {_MEND}.") from error
-    epoch: int = state["epoch"]
-    return epoch
+    return int(state["epoch"])

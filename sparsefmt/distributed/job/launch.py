@@ -76,7 +76,7 @@ def run(folder: Path, device: str, timeout: float, options: Options) -> None:
                 os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
             dist.init_process_group(
                 "nccl" if where.type == "cuda" else "gloo",
-                store=_below("group", store),
+                store=dist.PrefixStore("group", store),  # type: ignore[attr-defined]
                 rank=place.rank,
                 world_size=place.ranks,
                 # longer than the watch, which names who is late
@@ -161,7 +161,7 @@ class Place:
                 f"rank {self.rank} found no {self.holder} at {where} within {timeout:g} s: start "
                 f"{self.holder}, or mend MASTER_ADDR and MASTER_PORT."
             ) from error
-        return _below(f"sparsefmt/{self.attempt}", store)
+        return dist.PrefixStore(f"sparsefmt/{self.attempt}", store)  # type: ignore[attr-defined]
 
     def _listens(self, timeout: float) -> bool:
         """Return True if the store listens; torch would write pages to stderr if it does not."""
@@ -179,11 +179,6 @@ def _polled(done: Callable[[], bool], seconds: float) -> bool:
             return False
         time.sleep(_POLL)
     return True
-
-
-def _below(prefix: str, store: Store) -> Store:
-    """Return the store of the keys that begin so in another store."""
-    return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
 
 
 def place_of(environment: Mapping[str, str]) -> Place:
@@ -268,7 +263,7 @@ def _facts_of(store: Store, rank: int, place: Place, timeout: float) -> dict[str
 
 
 def _linger(place: Place, store: Store) -> None:
-    """Wait a moment with the store, until those who have come know as much."""
+    """Keep the store alive for a moment, so that ranks that have come read the error."""
     if not place.holds_store:
         with suppress(dist.DistError):  # the store is gone already
             store.set(f"knows/{place.rank}", "1")
@@ -337,7 +332,7 @@ class Watch:
             self._thread.join()
 
     def _working(self) -> dict[int, _Rank]:
-        """Return the ranks that are not through with their work."""
+        """Return the ranks that have not left."""
         return {number: rank for number, rank in self._ranks.items() if rank.beat != b"left"}
 
     def _run(self) -> None:
@@ -412,14 +407,14 @@ class Watch:
 
     def _explain(self, error: BaseException) -> NoReturn:
         """End the process for an exception: its own, or because of another rank."""
-        own = isinstance(error, SparseFmtError | torch.OutOfMemoryError)
-        if isinstance(error, RuntimeError) and not own:
+        clear = isinstance(error, SparseFmtError | torch.OutOfMemoryError)
+        if isinstance(error, RuntimeError) and not clear:
             # if it comes of a collective, the thread finds out who is gone, and ends the process
             self._suspicious.set()
             time.sleep(2 * self._missing)
         what = " ".join(str(error).split()) or "it was stopped"
         sentence = f"rank {self._place.rank} failed: {type(error).__name__}: {what}"
-        if not own:
+        if not clear:
             sys.excepthook(type(error), error, error.__traceback__)
         try:
             sentence = self._store.compare_set("gone", "", sentence).decode()

@@ -16,7 +16,7 @@ from ... import _random
 from ...errors import UnsupportedError
 from ...formats.arrays import Array
 from ...nn import GATConv, GCNConv, SAGEConv
-from ..agreement import Group, first_of
+from ..agreement import Group
 from ..graph import DistGraph
 from ..loss import UNLABELLED, accuracy, broadcast_parameters, cross_entropy, sum_gradients
 from ..parts.files import Partition, read_part
@@ -170,7 +170,7 @@ class Training:
         state: list[Any] = [None]
         if self.rank == 0 and path.exists():
             state = [load_checkpoint(path, facts=self.facts)]
-        dist.broadcast_object_list(state, first_of(self.group), group=self.group)
+        dist.broadcast_object_list(state, group_src=0, group=self.group)
         if state[0] is None:
             show(f"there is no {path} yet: from the beginning")
             return 0

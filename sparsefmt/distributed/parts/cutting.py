@@ -43,11 +43,12 @@ Data: TypeAlias = Array | str | os.PathLike[str]
 #: Bytes of a vertex, without the arrays of a piece: its degree, its place in two orders, a sum.
 _BYTES_A_VERTEX = 40
 #: Bytes of an array that wait until they are written, so that a file is seldom opened.
-_HELD = 4 << 20
+_BUFFER = 4 << 20
 #: Of the memory that may be used: bytes of the arrays of all parts that wait.
-_HELD_IN_ALL = 0.25
+_BUFFER_SHARE = 0.25
 #: Kinds of dtypes for data of vertices, and their names in errors; those of masks are bool.
 _WANTED = {"features": ("f", "float16, float32 or float64"), "labels": ("iu", "integers")}
+_CHANGED = "the graph changed while it was read: give what stays as it is."
 _BY_NAME: dict[str, rows.Partitioner] = {"balanced": rows.balanced, "metis": rows.metis}
 
 
@@ -164,7 +165,13 @@ class _Edges:
             self._pieces: Callable[[], Iterable[Any]] = lambda: chunks_of(coo)
         elif isinstance(graph, str | os.PathLike):
             self._pieces = lambda: read_chunks(graph)
-        elif _has_pieces(graph):
+        elif (  # can be gone over several times: no tensor, mapping or PyG's data
+            not isinstance(graph, Mapping)
+            and not hasattr(graph, "shape")
+            and not hasattr(graph, "edge_index")
+            and isinstance(graph, Iterable)
+            and iter(graph) is not graph
+        ):
             self._pieces = lambda: graph
         else:
             raise UnsupportedError(
@@ -199,13 +206,6 @@ class _Edges:
                     raise IndexRangeError(f"{name} holds {end.min()}: number vertices from 0.")
                 checks.in_range(name, end, limit, "vertices")
             yield Chunk(source, target, weight, shape)
-
-
-def _has_pieces(graph: Pieces) -> bool:
-    """Return True if pieces can be had of it several times: no tensor, mapping or PyG's data."""
-    if isinstance(graph, Mapping) or hasattr(graph, "shape") or hasattr(graph, "edge_index"):
-        return False
-    return isinstance(graph, Iterable) and iter(graph) is not graph
 
 
 class _Survey(NamedTuple):
@@ -377,7 +377,7 @@ class _Writer:
     def __init__(self, folder: Path, order: Order | None, bounds: rows.Bounds) -> None:
         self.folder, self.order, self.bounds = folder, order, bounds
         n_arrays = len(EDGES) * (len(bounds) - 1)
-        self._most = min(_HELD, _HELD_IN_ALL * default_limit() / n_arrays)
+        self._most = min(_BUFFER, _BUFFER_SHARE * default_limit() / n_arrays)
         self.arrays: dict[str, _NewArray] = {}
         for part in range(len(bounds) - 1):
             (folder / f"part{part}").mkdir()
@@ -385,7 +385,7 @@ class _Writer:
     def files(self) -> dict[str, list[int]]:
         """Return sizes and checksums of the files; raise if rows are missing."""
         if any(array.left for array in self.arrays.values()):
-            raise _changed()
+            raise FileFormatError(_CHANGED)
         return {name: [array.size, array.crc] for name, array in self.arrays.items()}
 
     def array(
@@ -418,7 +418,7 @@ class _Writer:
         """Add the edges of a piece to the arrays of their parts."""
         source, target, weight, _ = chunk
         if max(source.max(initial=0), target.max(initial=0)) >= max(self.bounds[-1], 1):
-            raise _changed()
+            raise FileFormatError(_CHANGED)
         if self.order is not None:
             source, target = self.order.inverse[source], self.order.inverse[target]
         part: Array = np.searchsorted(self.bounds, target, side="right") - 1
@@ -442,11 +442,6 @@ class _Writer:
                 shape = (last - first, *array.shape[1:])
                 self.array(f"part{part}/{name}.npy", _stored(name, array), shape, pieces)
         return {name: _stored(name, array).name for name, array in data.items()}
-
-
-def _changed() -> FileFormatError:
-    """Return the error for a graph whose passes differ."""
-    return FileFormatError("the graph changed while it was read: give what stays as it is.")
 
 
 def _check_new(folder: Path) -> None:

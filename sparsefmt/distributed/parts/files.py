@@ -247,8 +247,10 @@ def load(
     check_regular(path)
     if not path.exists():
         raise fault(path, f"it is missing: {_MEND}.")
-    size, crc = partition.files[name]
-    if path.stat().st_size != size or _crc(path) != crc:
+    with path.open("rb") as file:
+        blocks = iter(partial(file.read, _BLOCK), b"")
+        crc = reduce(lambda crc, block: zlib.crc32(block, crc), blocks, 0)
+    if [path.stat().st_size, crc] != partition.files[name]:
         raise fault(path, f"it is not the file that {HEADER} describes: {_MEND}.")
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -260,13 +262,6 @@ def load(
     if array.dtype != dtype or not fits:
         raise fault(path, f"it has {array.dtype} of shape {array.shape}: {_MEND}.")
     return array
-
-
-def _crc(path: Path) -> int:
-    """Compute the CRC-32 of a file."""
-    with path.open("rb") as file:
-        blocks = iter(partial(file.read, _BLOCK), b"")
-        return reduce(lambda crc, block: zlib.crc32(block, crc), blocks, 0)
 
 
 # Sums that tell graphs apart, whatever the order of their edges and the parts they lie in.  They

@@ -97,7 +97,7 @@ def spgemm(
     col_scale: Array | None = None,
     out: Array | None = None,
 ) -> Array:
-    """Sparse matrix times row-balanced sparse features: the aggregation behind a MaxK.
+    """Multiply a sparse matrix by row-balanced features: the aggregation behind a MaxK.
 
     ``Y[i, f] = r[i] * reduce_e a[e] * c[j] * S[j, f]`` over the stored entries ``e = (i, j)`` of
     row ``i``; every ``a[e]`` is 1 for an unweighted ``A``, ``r`` and ``c`` are 1 where left out.
@@ -137,16 +137,14 @@ def spgemm(
     A, reduce, S, row_scale, col_scale = bind(
         *(SPGEMM, A), reduce=reduce, S=S, row_scale=row_scale, col_scale=col_scale
     )
-    values, feat = A.data, S.shape[1]
+    columns, data, values, feat = S.indices, S.data, A.data, S.shape[1]
     if values is not None:
-        same_dtype("S", S.data, "A", values)
+        same_dtype("S", data, "A", values)
     if out is not None:
-        inputs = [row_scale, col_scale, S.indices, S.data]
-        output(out, shape=(A.n_rows, feat), like=S.data, inputs=inputs, A=A)
-    return call(
-        *(SPGEMM, A, S.indices, S.data, feat), values=values, row_scale=row_scale,
-        col_scale=col_scale, reduce=reduce, out=out,
-    )  # fmt: skip
+        inputs = [row_scale, col_scale, columns, data]
+        output(out, shape=(A.n_rows, feat), like=data, inputs=inputs, A=A)
+    # By position: the names of options are part of what launches are looked up by.
+    return call(SPGEMM, A, columns, data, feat, values, row_scale, col_scale, reduce, out=out)
 
 
 def sspmm(
@@ -162,7 +160,7 @@ def sspmm(
     order: Order | None = None,
     transposed: Transpose | None = None,
 ) -> CBSR:
-    """Gradient of ``spgemm`` in the values of ``S``: a transposed product, at its places only.
+    """Compute the gradient of ``spgemm`` in the values of ``S``: a transposed product there.
 
     ``dS[j, t] = c[j] * sum_e a[e] * r[i] * dY[i, S.indices[j, t]]`` over the stored entries
     ``e = (i, j)`` of column ``j``; ``r[i]`` is divided by the number of entries of row ``i`` for a
@@ -278,28 +276,15 @@ def _shares(A: CSR, row_scale: Array | None, like: Array) -> Array:
 # The rows of the table: features
 
 
-def _chosen(_: Any, x: Array, k: int) -> tuple[Any, ...]:
-    shape = x.shape[0], k
-    return (shape, column_dtype(x.shape[1]).name), (shape, x)
-
-
 def _price_of_choice(_: Any, x: Array, k: int) -> Price:
     n_rows, feat = x.shape
     chosen = n_rows * k * (x.itemsize + column_dtype(feat).itemsize)
     return Price(n_rows * feat * x.itemsize + chosen, 0)
 
 
-def _dense(_: Any, columns: Array, data: Array, feat: int) -> tuple[Any, ...]:
-    return (((data.shape[0], feat), data),)
-
-
 def _price_of_dense(_: Any, columns: Array, data: Array, feat: int) -> Price:
     n_rows, k = columns.shape
     return Price(n_rows * (k * (columns.itemsize + data.itemsize) + feat * data.itemsize), 0)
-
-
-def _at_columns(_: Any, x: Array, columns: Array) -> tuple[Any, ...]:
-    return ((columns.shape, x),)
 
 
 def _price_at_columns(_: Any, x: Array, columns: Array) -> Price:
@@ -310,7 +295,10 @@ def _price_at_columns(_: Any, x: Array, columns: Array) -> Price:
 MAXK = Op(
     "maxk",
     unchecked("Tensor x, SymInt k"),
-    results=_chosen,
+    results=lambda _, x, k: (
+        ((x.shape[0], k), column_dtype(x.shape[1]).name),
+        ((x.shape[0], k), x),
+    ),
     kernels=(
         Kernel("maxk_rows", cuda.maxk, place="gpu", refuses=cuda.maxk_too_wide),
         Kernel("maxk_sorted", cuda.maxk_by_sorting, place="gpu"),
@@ -332,18 +320,17 @@ def _of_features(launcher: Callable[..., Any], arguments: str, **facts: Any) -> 
 CBSR_TO_DENSE = _of_features(
     cuda.cbsr_to_dense,
     "Tensor columns, Tensor kept, SymInt feat",
-    results=_dense,
+    results=lambda _, columns, data, feat: (((data.shape[0], feat), data),),
     price=_price_of_dense,
 )
 DENSE_TO_CBSR = _of_features(
-    cuda.dense_to_cbsr, "Tensor x, Tensor columns", results=_at_columns, price=_price_at_columns
+    cuda.dense_to_cbsr,
+    "Tensor x, Tensor columns",
+    results=lambda _, x, columns: ((columns.shape, x),),
+    price=_price_at_columns,
 )
 
 # The product
-
-
-def _rows(S: Sizes, columns: Array, data: Array, feat: int, *_: Any) -> tuple[Any, ...]:
-    return (((S.n_rows, feat), data),)
 
 
 def _price(
@@ -363,7 +350,7 @@ SPGEMM = Op(
         *(Arg("kept"), Arg("feat", kind="SymInt"), Arg("values", optional=True), *SCALES),
         Arg("reduce", kind="str", words=REDUCTIONS),
     ),
-    results=_rows,
+    results=lambda S, columns, data, feat, *_: (((S.n_rows, feat), data),),
     kernels=(
         *csr_kernels(cuda.spgemm, "spgemm_csr_cbsr", "spgemm_csr_cbsr_numba"),
         convert_to_csr("spgemm"),
@@ -405,11 +392,11 @@ def _against_rounding(
 
 
 def _no_rounded_windows(
-    A: CSR, columns: Array, grad: Array, *others: Any, **options: Any
+    A: CSR, columns: Array, grad: Array, *more: Any, **options: Any
 ) -> list[str]:
     """List the reasons against windows of rounded rows."""
-    reasons = _against_rounding(A, columns, grad, *others, **options)
-    return reasons or cuda_sspmm.no_windows(A, columns, grad, *others, narrow=True, **options)
+    reasons = _against_rounding(A, columns, grad, *more, **options)
+    return reasons or cuda_sspmm.no_windows(A, columns, grad, *more, narrow=True, **options)
 
 
 def _rounded_panels(run: Callable[..., Any]) -> Kernel:

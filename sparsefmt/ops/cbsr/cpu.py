@@ -47,7 +47,7 @@ def products_of_rows(
     columns, values, k = S
     row_scale, col_scale = scales
     Y, feat = Y
-    last, one = len(indices) - 1, values.dtype.type(1)
+    last, unit = len(indices) - 1, values.dtype.type(1)
     for piece in numba.prange(pieces):
         start, stop = rows_of(indptr, piece, pieces)
         for i in range(start, stop):
@@ -58,12 +58,12 @@ def products_of_rows(
                 _prefetch_row(columns, ahead, k)
                 _prefetch_row(values, ahead, k)
                 j = np.int64(indices[e])
-                weight = weight_of(data, col_scale, e, j, one)
+                weight = weight_of(data, col_scale, e, j, unit)
                 for t in range(np.uint64(j * k), np.uint64((j + 1) * k)):
                     Y[at + np.uint64(columns[t])] += weight * values[t]
             if end > first and (mean or len(row_scale)):
                 divisor = values.dtype.type(end - first if mean else 1)
-                factor = row_scale[i] if len(row_scale) else one
+                factor = row_scale[i] if len(row_scale) else unit
                 scaled_row(Y, at, np.uint64(feat), divisor, factor)
 
 
@@ -83,7 +83,7 @@ def products_at_places(
     columns, k = places
     grad, stride = grad
     row_scale, col_scale = scales
-    last, one = len(indices) - 1, grad.dtype.type(1)
+    last, unit = len(indices) - 1, grad.dtype.type(1)
     for piece in numba.prange(pieces):
         start, stop = rows_of(indptr, piece, pieces)
         for j in range(start, stop):
@@ -93,21 +93,21 @@ def products_at_places(
                 if len(data):
                     prefetch(lanes(data, NARROW, 0), data, np.int64(perm[ahead]))
                 at, there = np.uint64(i * stride), np.uint64(np.int64(indices[ahead]) * stride)
-                weight = weight_of(data, row_scale, perm[e], i, one)
+                weight = weight_of(data, row_scale, perm[e], i, unit)
                 for t in range(np.uint64(j * k), np.uint64((j + 1) * k)):
                     f = np.uint64(columns[t])  # prefetching whole rows instead: up to 4x slower
                     prefetch(lanes(grad, NARROW, 0), grad, there + f)
                     out[t] += weight * grad[at + f]
             if len(col_scale) and indptr[j + 1] > indptr[j]:
-                scaled_row(out, np.uint64(j * k), np.uint64(k), one, col_scale[j])
+                scaled_row(out, np.uint64(j * k), np.uint64(k), unit, col_scale[j])
 
 
 @reordered
 def _dot(X: Array, at: Int, columns: Array, values: Array, start: Int, stop: Int) -> Any:
-    found = X.dtype.type(0)
+    result = X.dtype.type(0)
     for t in range(start, stop):
-        found += X[at + np.uint64(columns[t])] * values[t]
-    return found
+        result += X[at + np.uint64(columns[t])] * values[t]
+    return result
 
 
 @parallel
@@ -155,7 +155,7 @@ def gathered_rows(X: Array, S: Any, n_rows: Int, pieces: Int) -> None:
 
 
 def maxk(_: None, x: Array, k: int) -> tuple[Array, Array]:
-    """Columns and values of the ``k`` largest of each row: (n, feat) to (n, k) twice."""
+    """Find columns and values of the ``k`` largest of each row: (n, feat) to (n, k) twice."""
     columns, data = np.empty((len(x), k), column_dtype(x.shape[1])), np.empty((len(x), k), x.dtype)
     infinity = _bits(np.array(np.inf, x.dtype))[()]
     S = columns.reshape(-1), _bits(data).reshape(-1)
@@ -200,7 +200,7 @@ def spgemm(
 def sspmm(
     T: CSR, columns: Array, grad: Array, values: Array | None, perm: Array, r: Any, c: Any
 ) -> Array:
-    """``out[j, t] = c[j] * sum of a[e] * r[i] * grad[i, columns[j, t]]`` over the entries (i, j).
+    """Compute ``out[j, t] = c[j] * sum of a[e] * r[i] * grad[i, columns[j, t]]`` over entries.
 
     ``T`` is the transposed structure; ``perm`` its entries' numbers in the order of the values.
     """
@@ -242,7 +242,7 @@ def sddmm_cbsr(
 
 
 def _balanced(columns: Array, data: Array) -> tuple[Array, Array, int]:
-    """Columns and values of (m, k), flat, and k."""
+    """Return columns and values of (m, k), flat, and k."""
     return columns.reshape(-1), packed(data), columns.shape[1]
 
 

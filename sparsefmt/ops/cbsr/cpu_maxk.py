@@ -77,12 +77,12 @@ def _limit(keys: Array, k: Int) -> Any:
     """Find the k-th largest key, or a lower one which no more than ``k`` keys reach."""
     limit = np.uint64(0)
     for bit in range(8 * keys.itemsize - 1, -1, -1):
-        higher, found = limit | np.uint64(1) << np.uint64(bit), 0
+        higher, reached = limit | np.uint64(1) << np.uint64(bit), 0
         for at in range(0, len(keys), _WORD):
-            found += ones(reach(keys, at, higher))
-        if found >= k:
+            reached += ones(reach(keys, at, higher))
+        if reached >= k:
             limit = higher
-        if found == k:
+        if reached == k:
             break
     return limit
 

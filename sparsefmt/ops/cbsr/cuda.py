@@ -13,8 +13,8 @@ import numpy as np
 from ...formats.arrays import VALUE_DTYPES, Array, is_cupy, namespace
 from ...formats.cbsr import column_dtype
 from ..engine import jit
-from ..engine.call import Prepared, Result, launcher
-from ..engine.jit import ITEMSIZE, Launch, filling, on_stream, row_bytes, view
+from ..engine.call import Prepared, Result, launcher, zeroed
+from ..engine.jit import ITEMSIZE, Launch, on_stream, row_bytes, view
 from ..engine.memory import Memory, memory_of
 from ..engine.structure import Structure
 from ..matmul.cuda import DENSE_ROWS, SCALED_SUM
@@ -110,10 +110,12 @@ def instantiations() -> Iterator[tuple[str, str]]:
         many = MANY if dtype == "float32" else MANY_HALVES
         tuned = column == "uint8" and dtype != "float64"
         variants = {*many.values(), *FEW.values(), SCALAR} if tuned else {GENERAL, SCALAR}
-        names += [("spgemm_csr_cbsr", types, (*one,)) for one in variants]
+        names += [("spgemm_csr_cbsr", types, (*variant,)) for variant in variants]
         on_chip = {"uint8": (1,), "uint16": (0, 1), "int32": (0,)}[column]
-        for one, room in product((DOTS, DOTS_SCALAR), on_chip):
-            names.append(("sddmm_csr_cbsr", types, (one.lanes, one.places, one.batch, room)))
+        for variant, room in product((DOTS, DOTS_SCALAR), on_chip):
+            names.append(
+                ("sddmm_csr_cbsr", types, (variant.lanes, variant.places, variant.batch, room))
+            )
     for kernel, dtypes, constants in names:
         yield _FILE[kernel], jit.expression(kernel, dtypes, constants)
 
@@ -162,7 +164,7 @@ def maxk_too_wide(_: None, x: Array, *__: Any, **___: Any) -> list[str]:
 
 
 def maxk_by_sorting(_: None, x: Array, k: int) -> tuple[Any, Any]:
-    """As ``maxk``, for rows of any width: by a stable sort."""
+    """Find what ``maxk`` does in rows of any width, by a stable sort."""
     m, shape = memory_of(x), (x.shape[0], k)
     x, dtype = m.contiguous(x), m.dtype(x)
     columns, data = m.empty(shape, column_dtype(x.shape[1]).name, x), m.empty(shape, dtype, x)
@@ -181,7 +183,7 @@ def _bits(m: Memory, a: Array) -> Array:
 
 
 def columns_by_sorting(bits: Array, infinity: int, k: int) -> Array:
-    """Columns of the ``k`` largest of each row, of the integers that hold the values.
+    """Find columns of the ``k`` largest of each row, of the integers that hold the values.
 
     They are sorted by integers in the order of the values: -0 is 0, and every NaN the largest.
     """
@@ -235,11 +237,8 @@ def spgemm(
     """Prepare ``out = diag(r) A diag(c) S``, divided by a row's number of entries for a mean."""
     dtype, index_bytes, k = m.dtype(data), columns.itemsize, columns.shape[1]
     results = (Result((feat,), dtype),)
-    if not S.n_rows:
-        return Prepared((), results)
-    if not S.nnz:
-        fill = filling(S.n_rows * feat * ITEMSIZE[dtype])
-        return Prepared(((fill, ("out",)),), results)
+    if not (S.n_rows and S.nnz):
+        return zeroed(S, results)
     size, flags = max(ITEMSIZE[dtype], 4), _MEAN * (reduce == "mean")
     many, alignment = S.nnz >= DENSE_ROWS * S.n_rows, (m.pointer(columns) | m.pointer(data)) % 16
     variant = spgemm_variant(dtype, index_bytes, k, many=many, alignment=alignment)
@@ -281,7 +280,7 @@ def spgemm_variant(dtype: str, index_bytes: int, k: int, *, many: bool, alignmen
 
 
 def _log_window(feat: int, variant: Variant, size: int) -> int:
-    """log2 of the features whose sums shared memory holds: all, if it can, rounded up."""
+    """Return log2 of the features whose sums shared memory holds: all, if it can, rounded up."""
     room = _SHARED_BYTES // (_WARPS * (variant.streams + 1) * size)
     return min(max((feat - 1).bit_length(), 5), room.bit_length() - 1)
 

@@ -1,7 +1,7 @@
 """Launch ``sspmm``: by windows of rows on chip, with atomics, or by panels, deterministic."""
 
 from collections.abc import Callable, Iterator
-from functools import partial, wraps
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from ...formats.arrays import VALUE_DTYPES, Array, finish, import_cupy
 from ...formats.compressed import CSR
 from ...reorder import Order
 from ..engine import jit
-from ..engine.call import Launcher, Prepared, Result
+from ..engine.call import Launcher, Prepared, Result, with_options
 from ..engine.jit import ITEMSIZE, Launch, capturing, filling
 from ..engine.memory import Memory, memory_of
 from ..engine.structure import Structure, built_at, csr_of, csr_over, structure_of, without_chunks
@@ -60,10 +60,10 @@ def instantiations() -> Iterator[tuple[str, str]]:
         tuned = column == "uint8" and dtype != "float64"
         fours = {GENERAL_LANES} | ({*LANES.values()} if tuned else set())
         shapes = [(SCALAR_LANES, 1), *((lanes, 4) for lanes in sorted(fours))]
-        for held in (dtype, NARROW) if dtype == "float32" else (dtype,):
-            if column == "int32" and ITEMSIZE[held] > 2:  # no row fits on chip
+        for gathered in (dtype, NARROW) if dtype == "float32" else (dtype,):
+            if column == "int32" and ITEMSIZE[gathered] > 2:  # no row fits on chip
                 continue
-            types = dtype, index, column, held
+            types = dtype, index, column, gathered
             for shape in shapes:
                 yield _FILE, jit.expression("sspmm_csr_windows", types, shape)
     for dtype in ("float16", "bfloat16"):
@@ -76,11 +76,11 @@ def instantiations() -> Iterator[tuple[str, str]]:
 @cache
 def chip(device: int) -> Chip:
     """Return the memory of the device with this number."""
-    found = import_cupy().cuda.Device(device).attributes
+    attributes = import_cupy().cuda.Device(device).attributes
     return Chip(
-        int(found["MaxSharedMemoryPerBlockOptin"]),
-        int(found["MaxSharedMemoryPerMultiprocessor"]),
-        int(found["L2CacheSize"]),
+        int(attributes["MaxSharedMemoryPerBlockOptin"]),
+        int(attributes["MaxSharedMemoryPerMultiprocessor"]),
+        int(attributes["L2CacheSize"]),
     )
 
 
@@ -173,7 +173,7 @@ def _prepare_windows(
         if ITEMSIZE[dtype] == 2:
             sums = m.empty((n_cols, k), "float32", grad)
         rows = rounded(grad) if narrow else grad
-        zero, launch, narrowed = W.once(prepare)
+        zero, launch, narrowed = W.cached(prepare)
         zero(stream, m.pointer(sums))
         if launch is not None:
             launch(stream, *m.pointers(values, col_scale, row_scale, columns, rows, sums))
@@ -184,15 +184,11 @@ def _prepare_windows(
     return run
 
 
-@wraps(_prepare_windows, assigned=())  # for the names of its arguments
-def _prepare_rounded_windows(*args: Any, **options: Any) -> Any:
-    """Prepare the same of ``grad`` rounded to bfloat16."""
-    return _prepare_windows(*args, narrow=True, **options)
-
-
 _OPTIONS: Any = {"in_place": ("grad",), "structure": without_chunks}
 sspmm_windows = Launcher(_prepare_windows, **_OPTIONS)
-sspmm_windows_rounded = Launcher(_prepare_rounded_windows, **_OPTIONS)
+sspmm_windows_rounded = Launcher(
+    with_options("_prepare_rounded_windows", _prepare_windows, narrow=True), **_OPTIONS
+)
 
 
 def _outer_product(
@@ -274,9 +270,9 @@ def sspmm_panels(
     transposed: CSR | None = None, perm: Array | None = None, narrow: bool = False, **_: Any,
 ) -> Any:  # fmt: skip
     """Compute ``sspmm`` with the transpose that is given, or made for this call."""
-    given, scales = (columns, grad, values), (row_scale, col_scale)
+    arrays, scales = (columns, grad, values), (row_scale, col_scale)
     if transposed is not None:
-        return sspmm(transposed, *given, perm, *scales, narrow=narrow)
+        return sspmm(transposed, *arrays, perm, *scales, narrow=narrow)
     m = memory_of(grad)
     if isinstance(A, Structure) and capturing(m.stream(grad)):
         raise UnsupportedError(
@@ -286,7 +282,7 @@ def sspmm_panels(
     own = csr_of(A)
     T, numbers = (csr_over(structure_of(A)) if own is None else own).tocsc_with_perm()
     if not isinstance(A, Structure):
-        return sspmm(T.T, *given, numbers, *scales, narrow=narrow)
+        return sspmm(T.T, *arrays, numbers, *scales, narrow=narrow)
     rows = T.T
     structure = structure_of(rows)
     finish(numbers)  # synchronize!
@@ -295,6 +291,6 @@ def sspmm_panels(
         own_numbers = m.empty((A.nnz,), A.index_dtype, grad)
         bytes_, on_device = numbers.nbytes, runtime.memcpyDeviceToDevice
         runtime.memcpyAsync(m.pointer(own_numbers), numbers.data.ptr, bytes_, on_device, stream)
-        out = sspmm(structure, *given, own_numbers, *scales, narrow=narrow)
+        out = sspmm(structure, *arrays, own_numbers, *scales, narrow=narrow)
         runtime.streamSynchronize(stream)  # synchronize! T goes back to CuPy
     return out

@@ -61,7 +61,7 @@ def spgemm_bound(
     ``factor * deg * (eps * reduce |r| |a| |c| |s| + least normal number)``.
     """
     eps, least = precision_of(S.dtype)
-    r, c = (None if one is None else np.abs(float64(one)) for one in (row_scale, col_scale))
+    r, c = (None if scale is None else np.abs(float64(scale)) for scale in (row_scale, col_scale))
     size = spgemm_oracle(magnitudes(A), magnitudes(S), reduce=reduce, row_scale=r, col_scale=c)
     with np.errstate(over="ignore"):
         return factor * degrees(A)[:, None] * (eps * size + least)
@@ -87,12 +87,12 @@ def _at_places(
     """Take ``product`` of ``diag(c) A.T diag(r) dY`` where ``S`` stores."""
     r = factors(row_scale, A.n_rows)
     r = r / np.maximum(degrees(A), 1) if reduce == "mean" else r
-    whole = product(A.T, dY, row_scale=col_scale, col_scale=r)
-    return np.take_along_axis(whole, S.to("cpu").indices.astype(np.int64), axis=1)
+    dense = product(A.T, dY, row_scale=col_scale, col_scale=r)
+    return np.take_along_axis(dense, S.to("cpu").indices.astype(np.int64), axis=1)
 
 
 def sddmm_cbsr_oracle(A: Format, X: Array, S: CBSR) -> Array:
-    """``<X[i], S[j]>`` over what row-balanced ``S`` stores, at each entry; as ``sddmm_oracle``."""
+    """Compute ``sddmm_oracle`` over what row-balanced ``S`` stores: ``<X[i], S[j]>`` at entries."""
     X, places, values = float64(X), S.to("cpu").indices, float64(S.data)
     with np.errstate(invalid="ignore", over="ignore"):
         return np.array(

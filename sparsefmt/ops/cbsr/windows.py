@@ -88,12 +88,12 @@ def prepare_order(A: CSR, order: Order) -> None:
         if before is not None and before is not order and is_cupy(A.indptr):
             with on_device_of(A.indptr):  # windows of the old order may go with it
                 namespace(A.indptr).cuda.runtime.deviceSynchronize()  # synchronize!
-        built.found["order"] = order
+        built.parts["order"] = order
 
 
 def prepared_order(A: CSR) -> Order | None:
     """Return the order in which products of tensors take the rows, or None: by length."""
-    return A._built().found.get("order")
+    return A._built().parts.get("order")
 
 
 def build_windows(

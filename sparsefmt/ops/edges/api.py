@@ -27,7 +27,7 @@ def sddmm(
     costs: Costs | None = None,
     out: Array | None = None,
 ) -> Array:
-    """Dot products of feature rows, at the stored entries of ``A``.
+    """Compute dot products of feature rows, at the stored entries of ``A``.
 
     ``s[e] = sum_f X[i, f] * Y[j, f]`` for the e-th stored entry (i, j) of ``A``; with heads,
     ``s[e, h] = sum_f X[i, h, f] * Y[j, h, f]``.
@@ -85,7 +85,7 @@ def sddmm(
 
 
 def edge_softmax(A: Format, scores: Array, *, out: Array | None = None) -> Array:
-    """Softmax of the scores of each row's entries, head by head.
+    """Compute the softmax of the scores of each row's entries, head by head.
 
     ``p[e] = exp(s[e] - m) / sum_e' exp(s[e'] - m)`` over the entries of a row, ``m`` the largest of
     their scores: nothing overflows, whatever the scores.
@@ -132,7 +132,7 @@ def edge_softmax(A: Format, scores: Array, *, out: Array | None = None) -> Array
 def edge_softmax_backward(
     A: Format, probabilities: Array, grad: Array, *, out: Array | None = None
 ) -> Array:
-    """Gradient of ``edge_softmax`` in its scores.
+    """Compute the gradient of ``edge_softmax`` in its scores.
 
     ``ds[e] = p[e] * (grad[e] - sum_e' p[e'] grad[e'])`` over the entries of a row, head by head.
 
@@ -169,10 +169,6 @@ def edge_softmax_backward(
 # The rows of the table
 
 
-def _one_per_entry(S: Sizes, X: Array, *_: Any) -> tuple[Any, ...]:
-    return (((S.nnz, *X.shape[1:-1]), X),)
-
-
 def _like_scores(S: Sizes, scores: Array, *_: Any) -> tuple[Any, ...]:
     return ((scores.shape, scores),)
 
@@ -199,7 +195,7 @@ SDDMM = _row(
     *tiles_kernels.sddmm_kernels(cuda.sddmm),
     Kernel("sddmm_csr_numpy", small.sddmm, ("csr",), "cpu", refuses=small.refuses_products),
     *csr_kernels(cuda.sddmm, "sddmm_csr_balanced", "sddmm_csr_numba"),
-    results=_one_per_entry,
+    results=lambda S, X, *_: (((S.nnz, *X.shape[1:-1]), X),),
     entry_results=(0,),
     price=_price_of_products,
     options=(PRECISION, COSTS),

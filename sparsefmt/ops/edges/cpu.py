@@ -9,9 +9,9 @@ from ...formats.arrays import Array
 from ...formats.compressed import CSR
 from ..engine.lanes import (
     add_product,
-    beats,
     divided,
     exp,
+    greater,
     lanes,
     lanes_beside,
     largest,
@@ -53,7 +53,7 @@ def _softmax_one(scores: Array, out: Array, start: Int, stop: Int) -> None:
     step, top, sums = width_of(zero), low, zero
     for e in range(start, stop, step):
         run = load(low, scores, e, min(step, stop - e))
-        top = where(beats(run, top), run, top)
+        top = where(greater(run, top), run, top)
     top = lanes_beside(zero, scores, largest(top))
     for e in range(start, stop, step):
         count = min(step, stop - e)
@@ -62,10 +62,10 @@ def _softmax_one(scores: Array, out: Array, start: Int, stop: Int) -> None:
         store(powers, out, e, count)
         # Lanes beyond the row: -inf less a finite top is 0 after exp, so they add nothing.
         sums = add_product(sums, 1, load(zero, out, e, count))
-    whole = total(sums)
+    denominator = total(sums)
     for e in range(start, stop, step):
         count = min(step, stop - e)
-        store(divided(load(zero, out, e, count), whole), out, e, count)
+        store(divided(load(zero, out, e, count), denominator), out, e, count)
 
 
 @inlined
@@ -75,7 +75,7 @@ def _softmax_heads(scores: Array, out: Array, start: Int, stop: Int, h: Int, hea
     count, top, sums = min(width_of(zero), heads - h), low, zero
     for e in range(start, stop):
         run = load(zero, scores, e * heads + h, count)
-        top = where(beats(run, top), run, top)
+        top = where(greater(run, top), run, top)
     for e in range(start, stop):
         powers = exp(add_product(load(zero, scores, e * heads + h, count), -1, top))
         store(powers, out, e * heads + h, count)
@@ -87,7 +87,7 @@ def _softmax_heads(scores: Array, out: Array, start: Int, stop: Int, h: Int, hea
 
 @parallel
 def softmax_of_rows(indptr: Array, scores: Array, heads: Int, out: Array, pieces: Int) -> None:
-    """Softmax of each row's scores, head by head."""
+    """Compute the softmax of each row's scores, head by head."""
     step = width_of(lanes(scores, NARROW, 0))
     for piece in numba.prange(pieces):
         first, last = rows_of(indptr, piece, pieces)
@@ -150,7 +150,7 @@ def sddmm(
     A: CSR, X: Array, Y: Array, row_scale: Array | None = None, col_scale: Array | None = None,
     *, out: Array | None = None, **_: Any,
 ) -> Array:  # fmt: skip
-    """``out[e, h] = r[i] c[j] <X[i, h], Y[j, h]>``: (n, heads, feat) twice to (nnz, heads)."""
+    """Compute ``r[i] c[j] <X[i, h], Y[j, h]>``: (n, heads, feat) twice to (nnz, heads)."""
     dtype, shape = X.dtype, (A.nnz, *X.shape[1:-1])
     out = np.empty(shape, dtype) if out is None else out
     if not out.size:
@@ -171,7 +171,7 @@ def sddmm(
 
 
 def edge_softmax(A: CSR, scores: Array, *, out: Array | None = None) -> Array:
-    """Softmax over each row's entries, head by head: (nnz,) or (nnz, heads) to the same."""
+    """Compute the softmax over each row's entries, head by head: (nnz,) or (nnz, heads)."""
     out = np.empty(scores.shape, scores.dtype) if out is None else out
     if out.size:
         heads = scores.shape[1] if scores.ndim == 2 else 1
@@ -187,6 +187,6 @@ def edge_softmax_backward(
     out = np.empty(grad.shape, grad.dtype) if out is None else out
     if out.size:
         p, g, heads = packed(probabilities), packed(grad), grad.shape[1] if grad.ndim == 2 else 1
-        with writing(out) as (found, pieces):
-            softmax_gradient_of_rows(A.indptr, p, g, heads, found.reshape(-1), pieces)
+        with writing(out) as (result, pieces):
+            softmax_gradient_of_rows(A.indptr, p, g, heads, result.reshape(-1), pieces)
     return out

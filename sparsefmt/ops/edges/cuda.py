@@ -8,8 +8,8 @@ from typing import Any
 from ...formats.arrays import VALUE_DTYPES, Array
 from ...formats.chunks import LONG_ROW
 from ..engine import jit
-from ..engine.call import Prepared, Result, launcher
-from ..engine.jit import ITEMSIZE, filling, row_bytes
+from ..engine.call import Prepared, Result, launcher, zeroed
+from ..engine.jit import ITEMSIZE, row_bytes
 from ..engine.memory import Memory
 from ..engine.structure import Structure, exact
 
@@ -79,11 +79,8 @@ def sddmm(
     """
     dtype, heads, feat = m.dtype(x), x.shape[1] if x.ndim == 3 else 1, x.shape[-1]
     results = (Result(tuple(x.shape[1:-1]), dtype, "nnz"),)
-    if not (S.nnz and heads):
-        return Prepared((), results)
-    if not feat:
-        fill = filling(S.nnz * heads * ITEMSIZE[dtype])
-        return Prepared(((fill, ("out",)),), results)
+    if not (S.nnz and heads and feat):
+        return zeroed(S, results)
     strides = m.row_stride(x), m.row_stride(y)
     vector = _vector((m.pointer(x) | m.pointer(y)) % 16, dtype, strides, feat)
     kernel = load("sddmm_csr_balanced", dtype, S.index_dtype, (vector,))
@@ -98,7 +95,7 @@ def sddmm(
 
 
 def _vector(alignment: int, dtype: str, strides: tuple[int, int], feat: int) -> int:
-    """Values of a load: 16 or 8 bytes where addresses, rows and heads are aligned to them."""
+    """Count the values of a load: 16 or 8 bytes where addresses, rows and heads are aligned."""
     size = ITEMSIZE[dtype]
     alignment |= strides[0] * size | strides[1] * size | feat * size
     return 16 // size if alignment % 16 == 0 else 8 // size if alignment % 8 == 0 else 1
@@ -146,7 +143,7 @@ def _softmax(
 def _softmax_shape(
     S: Structure, heads: int
 ) -> tuple[str, tuple[int, ...], int, tuple[int, int], int, int]:
-    """Kernel, its template arguments, blocks for long rows, grid, threads, the last parameter."""
+    """Choose a kernel, template arguments, blocks of long rows, grid, threads, last parameter."""
     side_by_side = heads if heads in _SIDE_BY_SIDE else 1
     tiled = heads in TILE_HEADS or (heads < jit.WARP and side_by_side < heads)
     if tiled and S.nnz * side_by_side < LONG_VALUES * S.n_rows:

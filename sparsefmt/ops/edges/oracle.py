@@ -9,7 +9,7 @@ from ..matmul.oracle import precision_of
 
 
 def sddmm_oracle(A: Format, X: Array, Y: Array) -> Array:
-    """``<X[i], Y[j]>`` at each stored entry ``(i, j)``, in the order in which ``A`` stores them.
+    """Compute ``<X[i], Y[j]>`` at each stored entry ``(i, j)``, in the order of ``A``.
 
     Parameters
     ----------
@@ -30,11 +30,11 @@ def sddmm_oracle(A: Format, X: Array, Y: Array) -> Array:
     [11.0, 11.0]
     """
     X, Y = float64(X), float64(Y)
-    found = np.zeros((A.nnz, *X.shape[1:-1]))
+    result = np.zeros((A.nnz, *X.shape[1:-1]))
     with np.errstate(invalid="ignore", over="ignore"):
         for e, (row, col, _) in enumerate(stored_entries(A)):
-            found[e] = (X[row] * Y[col]).sum(axis=-1)
-    return found
+            result[e] = (X[row] * Y[col]).sum(axis=-1)
+    return result
 
 
 def sddmm_bound(A: Format, X: Array, Y: Array, *, factor: float = 2.0) -> Array:
@@ -48,7 +48,7 @@ def sddmm_bound(A: Format, X: Array, Y: Array, *, factor: float = 2.0) -> Array:
 
 
 def edge_softmax_oracle(A: Format, scores: Array) -> Array:
-    """Softmax of each row's scores in float64, head by head.
+    """Compute the softmax of each row's scores in float64, head by head.
 
     Parameters
     ----------
@@ -69,12 +69,12 @@ def edge_softmax_oracle(A: Format, scores: Array) -> Array:
     [0.5, 0.5, 1.0]
     """
     scores = float64(scores)
-    found = np.zeros(scores.shape)
+    result = np.zeros(scores.shape)
     with np.errstate(invalid="ignore"):
         for places in _places_by_row(A):
             powers = np.exp(scores[places] - scores[places].max(axis=0))
-            found[places] = powers / powers.sum(axis=0)
-    return found
+            result[places] = powers / powers.sum(axis=0)
+    return result
 
 
 def edge_softmax_bound(A: Format, scores: Array, *, factor: float = 2.0) -> Array:
@@ -99,11 +99,11 @@ def edge_softmax_bound(A: Format, scores: Array, *, factor: float = 2.0) -> Arra
 def edge_softmax_backward_oracle(A: Format, probabilities: Array, grad: Array) -> Array:
     """Compute ``p * (grad - sum of p * grad over the row)`` in float64, head by head."""
     p, grad = float64(probabilities), float64(grad)
-    found = np.zeros(p.shape)
+    result = np.zeros(p.shape)
     for places in _places_by_row(A):
         mean = (p[places] * grad[places]).sum(axis=0)
-        found[places] = p[places] * (grad[places] - mean)
-    return found
+        result[places] = p[places] * (grad[places] - mean)
+    return result
 
 
 def edge_softmax_backward_bound(
@@ -124,7 +124,7 @@ def edge_softmax_backward_bound(
 
 def _places_by_row(A: Format) -> list[list[int]]:
     """Number the entries of each row that has some."""
-    found: dict[int, list[int]] = {}
+    result: dict[int, list[int]] = {}
     for e, (row, _, _) in enumerate(stored_entries(A)):
-        found.setdefault(row, []).append(e)
-    return list(found.values())
+        result.setdefault(row, []).append(e)
+    return list(result.values())

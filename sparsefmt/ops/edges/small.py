@@ -24,7 +24,7 @@ def sddmm(
     A: CSR, X: Array, Y: Array, row_scale: Array | None = None, col_scale: Array | None = None,
     *, out: Array | None = None, **_: Any,
 ) -> Array:  # fmt: skip
-    """``out[e, h] = r[i] c[j] <X[i, h], Y[j, h]>``: (n, heads, feat) twice to (nnz, heads)."""
+    """Compute ``r[i] c[j] <X[i, h], Y[j, h]>``: (n, heads, feat) twice to (nnz, heads)."""
     out = np.empty((A.nnz, *X.shape[1:-1]), X.dtype) if out is None else out
     if not out.size:
         return out
@@ -43,7 +43,7 @@ def sddmm(
 
 @small.quietly
 def edge_softmax(A: CSR, scores: Array, *, out: Array | None = None) -> Array:
-    """Softmax over each row's entries, head by head: (nnz,) or (nnz, heads) to the same."""
+    """Compute the softmax over each row's entries, head by head: (nnz,) or (nnz, heads)."""
     out = np.empty(scores.shape, scores.dtype) if out is None else out
     if out.size:
         s, rows = _by_head(scores), small.rows_of(A)

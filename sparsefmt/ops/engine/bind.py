@@ -1,6 +1,6 @@
 """Check the arguments of a call, by the row of its operation, for NumPy, CuPy and torch.
 
-``bind`` takes one quick look at each array.  What fails it goes to a check of the ``Library``: its
+``bind`` takes one quick look at each array.  What fails it goes to a check of the library: its
 error names the argument, its value and the mend, or it makes an array of the argument.
 """
 
@@ -52,7 +52,8 @@ def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
     else:
         library = _libraries.get(type(A)) or sparse(A)  # which raises
         kind, place, shape = library.kind, A.device, (A.n_rows, A.n_cols)
-        args = library.cast(op, A, args)
+        if library.casts(A.kind):
+            args = library.cast(op, A, args)
     floats, layout, named, results = library.floats, library.layout, op.named, [A]
     arrays = layout is None
     bound: dict[str, Any] = {}  # the name that users see, and the array
@@ -142,7 +143,7 @@ def precision(value: object, name: str, X: Any) -> None:
         )
 
 
-# NumPy and CuPy
+# Arrays of a library
 
 
 class Arrays:
@@ -154,10 +155,8 @@ class Arrays:
     kind: Any = np.ndarray  #: of arrays
     floats: frozenset[Any] = frozenset(np.dtype(name) for name in ("float16", "float32", "float64"))
     layout: Any = None  #: of dense tensors; arrays have none
-
-    def cast(self, op: Op, A: Any, args: dict[str, Any]) -> dict[str, Any]:
-        """Cast arguments as the library does before an operation: arrays are never cast."""
-        return args
+    matrix, code = "A", "A"  #: how errors name the matrix, and write it in code
+    order = "in the order of A's data"  #: of values of entries, as errors say it
 
     def own_values(self, op: Op, A: Any, values: Any, like: Named) -> Any:
         """Raise DtypeError: the matrix's own values have another dtype than ``like``."""
@@ -169,25 +168,132 @@ class Arrays:
         """Check an argument that needs ``size`` rows; return an array, or raise what is wrong."""
         if arg.balanced:
             return _balanced(name, value, A, size, like)
+        array = self.dense(name, value, A)
+        wrong = getattr(self, arg.check)(name, array, arg, A, size, like)
+        if wrong:
+            raise ShapeError(f"{name} {wrong}.")
+        self.kind_and_device(name, array, A)
+        narrow = like is not None and arg.widens and like[1].dtype.itemsize == 2
+        if like is not None and not (narrow and self.is_float32(array, arg)):
+            self.same_dtype(name, array, like, A)
+        return self.finished(name, array, arg, narrow)
+
+    def dense(self, name: str, value: Any, A: Any) -> Any:
+        """Return an array of the value; raise DtypeError if it is sparse or none."""
         if isinstance(value, Format):
             product = ", or spgemm(A, S) for row-balanced features" * (value.format == "cbsr")
             dense = f"give a dense array, {name}.toarray(){product}"
             raise DtypeError(f"{name} is a {type(value).__name__}: {dense}.")
-        array = as_array(name, value, empty=np.float64, like=A._indices)
-        wrong = _SHAPES[arg.check](name, array, arg, A, size, like)
-        if wrong:
-            raise ShapeError(f"{name} {wrong}.")
+        return as_array(name, value, empty=np.float64, like=A._indices)
+
+    def kind_and_device(self, name: str, array: Any, A: Any) -> None:
+        """Check for a dtype of values, and the device of the matrix."""
         checks.value_dtype(f"{name}.dtype", array.dtype)
         _check_device(name, array, A)
-        narrow = like is not None and arg.widens and like[1].dtype.itemsize == 2
-        if like is not None and not (narrow and array.dtype == np.float32):
-            same_dtype(name, array, *like)
+
+    def is_float32(self, array: Any, arg: Arg) -> bool:
+        """Return True if an argument is float32, as it may be beside features of 2 bytes."""
+        return bool(array.dtype == np.float32)
+
+    def same_dtype(self, name: str, array: Any, like: Named, A: Any) -> None:
+        """Check for the dtype of another argument."""
+        same_dtype(name, array, *like)
+
+    def finished(self, name: str, array: Any, arg: Arg, narrow: bool) -> Any:
+        """Return a checked array as kernels take it: factors without strides, in float32."""
         if arg.check != "factor":
             return array
-        if narrow:  # kernels take float32
+        if narrow:
             with on_device_of(array), allocating(f"{name} in float32"):
                 array = array.astype(np.float32)
         return contiguous(array)
+
+    # What is wrong with a shape, by ``arg.check``
+
+    def features(self, name: str, x: Any, arg: Arg, A: Any, size: int, like: Named | None) -> str:
+        """Return what is wrong with the shape of features."""
+        axis, shape = _AXES[arg.rows], tuple(x.shape)
+        if x.ndim == 0:
+            return (
+                f"is a single {x.dtype}, of shape (): give a matrix, one row per {axis} of "
+                f"{self.matrix}"
+            )
+        if x.ndim not in arg.axes:
+            hint = f"{name}[:, None]" if x.ndim == 1 else f"{name}.reshape(len({name}), -1)"
+            shapes = "(rows, feat)" + " or (rows, heads, feat)" * (3 in arg.axes)
+            return f"has shape {shape}: give {shapes}, such as {hint}"
+        if shape[0] != size:
+            return (
+                f"has {shape[0]} rows but {self.matrix} has {size} {axis}s: {name} needs one row "
+                f"per {axis} of {self.matrix} ({name}.shape == {shape}, {self.code}.shape == "
+                f"{(A.n_rows, A.n_cols)})"
+            )
+        return self._unlike(x, arg, like)
+
+    def _unlike(self, x: Any, arg: Arg, like: Named | None) -> str:
+        """Return what differs behind the rows of two arrays."""
+        if like is None or not arg.behind or x.shape[1:] == like[1].shape[1:]:
+            return ""
+        shapes = f"has shape {tuple(x.shape)} but {like[0]} has {tuple(like[1].shape)}"
+        return f"{shapes}: give both the same heads and feature width"
+
+    def factor(self, name: str, x: Any, arg: Arg, A: Any, size: int, like: Named | None) -> str:
+        """Return what is wrong with the shape of factors."""
+        axis = _AXES[arg.rows]
+        if x.ndim == 0 and self.layout is None and x.dtype.kind in "iuf":
+            xp = namespace(A._indices).__name__.replace("numpy", "np")
+            full = f"{xp}.full({size}, {x.item()}, {'A' if like is None else like[0]}.dtype)"
+            return f"has shape (): give one factor per {axis} of A, {full} for instance"
+        if x.shape == (size,):
+            return ""
+        of_matrix = f"{self.matrix} ({self.code}.shape == {(A.n_rows, A.n_cols)})"
+        return f"has shape {tuple(x.shape)}: give ({size},), one factor per {axis} of {of_matrix}"
+
+    def entries(self, name: str, x: Any, arg: Arg, A: Any, size: int, like: Named | None) -> str:
+        """Return what is wrong with the shape of values, or rows, of entries."""
+        shape = tuple(x.shape)
+        if x.ndim not in arg.axes or shape[0] != size:
+            shapes = f"({size},)" if 1 in arg.axes else f"({size}, feat)"
+            shapes += f" or ({size}, heads)" * (1 in arg.axes and 2 in arg.axes)
+            if 1 not in arg.axes and x.ndim == 1:
+                shapes += f", {name}[:, None] for instance"
+            stores = f"has shape {shape} but {self.matrix} stores {size} entries"
+            return f"{stores}: give {shapes}, {self.order}"
+        if like and arg.alike == "dtype" and x.ndim == 2 and like[1].ndim == 3:
+            heads, of_like = shape[1], like[1].shape[1]
+            if heads != of_like:
+                same = f"give both the same, or {like[0]} of shape (n_cols, feat) for all heads"
+                return f"has {heads} heads but {like[0]} has {of_like}: {same}"
+        if like and arg.behind and 1 in arg.axes and x.shape != like[1].shape:
+            return f"has shape {shape} but {like[0]} {tuple(like[1].shape)}: give the same"
+        return self._unlike(x, arg, like)
+
+    def scores(self, name: str, x: Any, arg: Arg, A: Any, size: int, like: Named | None) -> str:
+        """Return what is wrong with the shape of scores; one head may have an axis or none."""
+        each, shape = ENDS[arg.rows], tuple(x.shape)
+        if like is None and x.ndim not in (1, 2):
+            return f"has shape {shape}: give ({size},) or ({size}, heads), one score per {each}"
+        heads = shape[1:] if like is None else tuple(like[1].shape[arg.behind])
+        shapes = [(size,), (size, 1)] if heads in ((), (1,)) else [(size, *heads)]
+        if x.shape == shapes[0] or x.shape == shapes[-1]:  # dynamo guards no sizes for ``in``
+            return ""
+        each += " and head" * bool(heads) + f", {self.order}" * (arg.rows == "entries")
+        sizes = f"{self.code}.shape == {(A.n_rows, A.n_cols)}, {self.code}.nnz == {A.nnz}"
+        return f"has shape {shape}: give {(size, *heads)}, one score per {each} ({sizes})"
+
+    def vectors(self, name: str, x: Any, arg: Arg, A: Any, size: int, like: Named | None) -> str:
+        """Return what is wrong with the shape of one vector for each head; see ``scores``."""
+        like_name, features = like or ("", x)
+        shapes = self.shapes_of_vectors(tuple(features.shape[1:]))
+        if x.shape == shapes[0] or x.shape == shapes[-1]:
+            return ""
+        row, shape = tuple(features.shape), tuple(x.shape)
+        each = "one vector" + " per head" * (len(row) == 3)
+        return f"has shape {shape}: give {row[1:]}, {each} ({like_name}.shape == {row})"
+
+    def shapes_of_vectors(self, row: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Return the shapes of the vectors of features whose rows have that shape."""
+        return [row[-1:], (1, row[-1])] if row[:-1] in ((), (1,)) else [row]
 
 
 ARRAYS = Arrays()
@@ -203,90 +309,6 @@ _AXES: dict[Any, str] = {"rows": "row", "cols": "column"}
 #: What scores belong to.
 ENDS: dict[Any, str] = {
     **{"rows": "target", "cols": "source", "entries": "stored entry", "vertices": "vertex"}
-}
-
-
-def _features(name: str, x: Array, arg: Arg, A: Format, size: int, like: Named | None) -> str:
-    """Return what is wrong with the shape of features."""
-    axis = _AXES[arg.rows]
-    if x.ndim == 0:
-        return f"is a single {x.dtype}, of shape (): give a matrix, one row per {axis} of A"
-    if x.ndim not in arg.axes:
-        hint = f"{name}[:, None]" if x.ndim == 1 else f"{name}.reshape(len({name}), -1)"
-        shapes = "(rows, feat)" + " or (rows, heads, feat)" * (3 in arg.axes)
-        return f"has shape {x.shape}: give {shapes}, such as {hint}"
-    if x.shape[0] != size:
-        return (
-            f"has {x.shape[0]} rows but A has {size} {axis}s: {name} needs one row per {axis} of A "
-            f"({name}.shape == {x.shape}, A.shape == {A.shape})"
-        )
-    return _unlike(x, arg, like)
-
-
-def _unlike(x: Array, arg: Arg, like: Named | None) -> str:
-    """Return what differs behind the rows of two arrays."""
-    if like is None or not arg.behind or x.shape[1:] == like[1].shape[1:]:
-        return ""
-    shapes = f"has shape {x.shape} but {like[0]} has {like[1].shape}"
-    return f"{shapes}: give both the same heads and feature width"
-
-
-def _factor(name: str, x: Array, arg: Arg, A: Format, size: int, like: Named | None) -> str:
-    """Return what is wrong with the shape of factors."""
-    axis = _AXES[arg.rows]
-    if x.ndim == 0 and x.dtype.kind in "iuf":
-        xp = namespace(A._indices).__name__.replace("numpy", "np")
-        full = f"{xp}.full({size}, {x.item()}, {'A' if like is None else like[0]}.dtype)"
-        return f"has shape (): give one factor per {axis} of A, {full} for instance"
-    if x.shape == (size,):
-        return ""
-    return f"has shape {x.shape}: give ({size},), one factor per {axis} of A (A.shape == {A.shape})"
-
-
-def _entries(name: str, x: Array, arg: Arg, A: Format, size: int, like: Named | None) -> str:
-    """Return what is wrong with the shape of values, or rows, of entries."""
-    if x.ndim not in arg.axes or x.shape[0] != size:
-        shapes = f"({size},) or ({size}, heads)" if 1 in arg.axes else f"({size}, feat)"
-        if 1 not in arg.axes and x.ndim == 1:
-            shapes += f", {name}[:, None] for instance"
-        order = "in the order of A's data"
-        return f"has shape {x.shape} but A stores {size} entries: give {shapes}, {order}"
-    if like and arg.alike == "dtype" and x.ndim == 2 and like[1].ndim == 3:
-        heads, of_like = x.shape[1], like[1].shape[1]
-        if heads != of_like:
-            same = f"give both the same, or {like[0]} of shape (n_cols, feat) for all heads"
-            return f"has {heads} heads but {like[0]} has {of_like}: {same}"
-    if like and arg.behind and 1 in arg.axes and x.shape != like[1].shape:
-        return f"has shape {x.shape} but {like[0]} {like[1].shape}: give the same"
-    return _unlike(x, arg, like)
-
-
-def _scores(name: str, x: Array, arg: Arg, A: Format, size: int, like: Named | None) -> str:
-    """Return what is wrong with the shape of scores; one head may have an axis or none."""
-    each = ENDS[arg.rows]
-    if like is None and x.ndim not in (1, 2):
-        return f"has shape {x.shape}: give ({size},) or ({size}, heads), one score per {each}"
-    heads = x.shape[1:] if like is None else like[1].shape[arg.behind]
-    if x.shape in ([(size,), (size, 1)] if heads in ((), (1,)) else [(size, *heads)]):
-        return ""
-    each += " and head" * bool(heads) + ", in the order of A's data" * (arg.rows == "entries")
-    sizes = f"(A.shape == {A.shape}, A.nnz == {A.nnz})"
-    return f"has shape {x.shape}: give {(size, *heads)}, one score per {each} {sizes}"
-
-
-def _vectors(name: str, x: Array, arg: Arg, A: Format, size: int, like: Named | None) -> str:
-    """Return what is wrong with the shape of one vector for each head; see ``_scores``."""
-    other, features = like or ("", x)
-    row = features.shape[1:]
-    if x.shape in ([row[-1:], (1, row[-1])] if row[:-1] in ((), (1,)) else [row]):
-        return ""
-    each = "one vector" + " per head" * (len(row) == 2)
-    return f"has shape {x.shape}: give {row}, {each} ({other}.shape == {features.shape})"
-
-
-_SHAPES = {
-    **{"features": _features, "factor": _factor, "entries": _entries},
-    **{"scores": _scores, "vectors": _vectors},
 }
 
 
@@ -308,12 +330,12 @@ def _balanced(name: str, S: object, A: Format, size: int, like: Named | None) ->
     return S
 
 
-def same_dtype(name: str, array: Any, other_name: str, other: Any) -> None:
+def same_dtype(name: str, array: Any, like_name: str, like: Any) -> None:
     """Check for the dtype of another array."""
-    if array.dtype != other.dtype:
+    if array.dtype != like.dtype:
         raise DtypeError(
-            f"{name} is {array.dtype} but {other_name} is {other.dtype}: cast one, "
-            f"{name}.astype({other_name}.dtype) for instance."
+            f"{name} is {array.dtype} but {like_name} is {like.dtype}: cast one, "
+            f"{name}.astype({like_name}.dtype) for instance."
         )
 
 

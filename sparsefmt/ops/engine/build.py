@@ -107,7 +107,7 @@ class Layout:
 
     @property
     def key_dtype(self) -> str:
-        """Dtype of the sort's keys: the smaller, the fewer passes it makes."""
+        """Return the dtype of the sort's keys: the smaller, the fewer passes it makes."""
         return "int32" if self.n_rows < 2**31 else "int64"
 
 
@@ -151,9 +151,9 @@ def structure_in(
     places = begin + at.indptr, begin + at.indices, begin + at.start
     borders = begin + at.slot, begin + at.cut, begin + at.long
     counts = at.blocks, at.n_cuts if cuts else 0, 0, 0
-    found = Structure(*sizes, *places, *borders, *counts, report, half)
-    found.alike = at.decided[cuts]
-    return found
+    result = Structure(*sizes, *places, *borders, *counts, report, half)
+    result.alike = at.decided[cuts]
+    return result
 
 
 def keys(at: Layout, begin: int, ids: tuple[int, int], keys: int, report: int, stream: int) -> None:

@@ -7,13 +7,14 @@ kernel that accepts prepares its launches; later calls look them up, allocate an
 """
 
 import inspect
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, update_wrapper
 from itertools import count, zip_longest
+from math import prod
 from operator import is_not, itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from ...formats.base import Format
 from ...formats.compressed import CSR
 from ...formats.convert import numbered_csr
 from . import table
+from .jit import ITEMSIZE, filling
 from .memory import Memory, memories, memory_of
 from .structure import VALUES, Structure, has_tiles, rows_alone, structure_of, tiled, transposed
 from .table import Kernel, Op
@@ -71,6 +73,15 @@ class Prepared:
     parts: tuple[tuple[int, int], ...] = ()  #: likewise: places of addresses, and bytes
 
 
+def zeroed(S: Structure, results: Sequence[Result]) -> Prepared:
+    """Prepare to fill results with zeros."""
+    names = "out", *(f"out_{number}" for number in range(1, len(results)))
+    counts = ((getattr(S, rows) if rows else 1) * prod(shape) for shape, _, rows in results)
+    sized = zip(names, counts, results, strict=True)
+    launches = ((filling(n * ITEMSIZE[of.dtype]), (name,)) for name, n, of in sized if n)
+    return Prepared(tuple(launches), tuple(results))
+
+
 _ON_GPU = ("csr", True)  # as every ``Structure``
 #: Cases of a row whose launches are kept; options that change at each call make one each.
 MAX_CASES = 256
@@ -112,8 +123,11 @@ class Launcher:
         self.__module__, self.__name__ = prepare.__module__, prepare.__name__
         self.name = self.title = f"{prepare.__module__}.{prepare.__qualname__}"
         self.candidates = {_ON_GPU: (Kernel(self.name, self),)}
-        own = [*inspect.signature(prepare).parameters][structures + 1 :]
-        self.arguments = *(own[: own.index("arguments")] if names else own), *names
+        parameters = [*inspect.signature(prepare).parameters][structures + 1 :]
+        self.arguments = (
+            *(parameters[: parameters.index("arguments")] if names else parameters),
+            *names,
+        )
 
     def __call__(self, A: CSR | Structure | None, *args: Any, **options: Any) -> Any:
         """Run the kernel, whatever its row would choose."""
@@ -134,6 +148,13 @@ class Launcher:
 def launcher(**options: Any) -> Callable[[Callable[..., Any]], Launcher]:
     """Make a ``Launcher`` with these options of a function that prepares launches."""
     return lambda prepare: Launcher(prepare, **options)
+
+
+def with_options(name: str, prepare: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Return the function of that name that prepares launches with these options."""
+    result: Any = update_wrapper(partial(prepare, **options), prepare)
+    result.__name__ = result.__qualname__ = name
+    return cast(Callable[..., Any], result)
 
 
 #: Arguments that kernels take in float32 at least.
@@ -208,10 +229,10 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
         return prepared(A, *args, **options)
     values, results = [*S.values, *of_transpose], []
     for shape, dtype, rows in prepared.results:
-        results.append(m.empty((getattr(S, rows), *shape) if rows else shape, dtype, x))
+        results.append(m.allocate((getattr(S, rows), *shape) if rows else shape, dtype, x))
         values.append(m.address(results[-1]))
     if prepared.workspace[1]:
-        workspace = m.empty(prepared.workspace[1:], "uint8", x)
+        workspace = m.allocate(prepared.workspace[1:], "uint8", x)
         values += (begin := m.address(workspace)), begin + prepared.workspace[0]
     values += *addresses, *prepared.constants
     for place, further in prepared.parts:
@@ -319,15 +340,22 @@ def convert_to_csr(op: str) -> Kernel:
     """Make the last kernel of an operation on CSR, which converts other formats."""
 
     def run_on_csr(A: Format, *args: Any, **options: Any) -> Any:
-        B, perm = numbered_csr(A)
+        row, (B, perm) = table.find(op), numbered_csr(A)
         if "values" in options:
             options["values"] = B.data
+        elif "values" in row.names[: len(args)]:
+            at = row.names.index("values")
+            args = (*args[:at], B.data, *args[at + 1 :])
         if perm is None:
-            return call(table.find(op), B, *args, **options)
-        return _run_in_own_order(table.find(op), B, perm, args, options)
+            return call(row, B, *args, **options)
+        return _run_in_own_order(row, B, perm, args, options)
 
     note = "converts to CSR at each call: keep A.tocsr(), or a Graph"
-    return Kernel(f"{op}_through_csr", run_on_csr, refuses=_is_csr, note=note)
+    against = ["A is CSR already"]
+    return Kernel(
+        f"{op}_through_csr", run_on_csr,
+        refuses=lambda A, *_, **__: against if A.format == "csr" else [], note=note,
+    )  # fmt: skip
 
 
 def _run_in_own_order(
@@ -353,7 +381,3 @@ def _run_in_own_order(
         if results[place] is not None and len(results[place]) == B.nnz:
             results[place] = in_own_order(results[place], perm)
     return tuple(results)
-
-
-def _is_csr(A: Any, *_: Any, **__: Any) -> list[str]:
-    return ["A is CSR already"] if A.format == "csr" else []

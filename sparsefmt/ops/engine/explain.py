@@ -1,7 +1,7 @@
 """Explanations of calls: the kernel that an operation chooses, and why it refuses the others."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -24,7 +24,11 @@ class Explanation:
     remark: str = ""  #: what else decided, if anything
 
     def __str__(self) -> str:
-        lines = [f"{self.op} runs {_describe(self.chosen) if self.chosen else 'nothing'}"]
+        facts = "nothing"
+        if kernel := self.chosen:
+            order = "deterministic" if kernel.deterministic else "atomics: not deterministic"
+            facts = f"{kernel.name} ({', '.join([order] + [kernel.note] * bool(kernel.note))})"
+        lines = [f"{self.op} runs {facts}"]
         lines += [f"  {self.remark}"] * bool(self.remark)
         lines += [f"  not {kernel.name}: {reasons}" for kernel, reasons in self.rejected]
         return "\n".join(lines)
@@ -81,7 +85,7 @@ def explain(op: str, *args: Any, **options: Any) -> Explanation:
     values = (*args, *options.values())
     of_graphs = any(isinstance(value, Graph) for value in values)
     of_graphs = of_graphs and any(hasattr(value, "requires_grad") for value in values)
-    function = _function_of_graphs(op) if of_graphs else _operation(op)
+    function = _function_of_graphs(op) if of_graphs else _known(op, table.functions())
     signature = inspect.signature(function)
     try:
         signature.bind(*args, **options)
@@ -122,23 +126,16 @@ def _function_of_graphs(op: object) -> Callable[..., Any]:
         raise UnsupportedError(
             "no function of graphs and tensors is known yet: import sparsefmt.autograd first."
         )
-    if not (isinstance(op, str) and op in _of_graphs):
-        raise _unknown(op, _of_graphs)
-    function: Callable[..., Any] = getattr(import_module(_of_graphs[op]), op)
+    function: Callable[..., Any] = getattr(import_module(_known(op, _of_graphs)), str(op))
     return function
 
 
-def _operation(op: object) -> Callable[..., Any]:
-    """Return an operation on arrays that chooses among kernels."""
-    operations = table.functions()
-    if not (isinstance(op, str) and op in operations):
-        raise _unknown(op, operations)
-    return operations[op]
-
-
-def _unknown(op: object, known: Iterable[str]) -> UnsupportedError:
-    names = ", ".join(known)
-    return UnsupportedError(f"op is {op!r}: use one of {names}, which choose among kernels.")
+def _known(op: object, known: Mapping[str, Any]) -> Any:
+    """Look an operation up by its name."""
+    if not (isinstance(op, str) and op in known):
+        names = ", ".join(known)
+        raise UnsupportedError(f"op is {op!r}: use one of {names}, which choose among kernels.")
+    return known[op]
 
 
 def explain_choice(op: Op, A: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Explanation:
@@ -166,8 +163,3 @@ def remark(text: Callable[[], str]) -> None:
     explanations: Any = question.get()
     if explanations:
         explanations[-1] = replace(explanations[-1], remark=text())
-
-
-def _describe(kernel: table.Kernel) -> str:
-    facts = ["deterministic" if kernel.deterministic else "atomics: not deterministic"]
-    return f"{kernel.name} ({', '.join(facts + [kernel.note] * bool(kernel.note))})"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -81,6 +81,10 @@ class _Memory(threading.local):
 _memory = _Memory()
 
 
+#: A kernel with its grid and known arguments, which takes the stream and the other arguments.
+Launch: TypeAlias = Callable[..., None]
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """One compiled instantiation on one device; a launch costs the host a fraction of CuPy's."""
@@ -99,12 +103,10 @@ class Kernel:
         *,
         threads: int = THREADS,
         shared: int = 0,
-        cooperative: bool = False,
         stream: int,
     ) -> None:
         """Enqueue a grid of at least one block on the stream of that address."""
-        ready = self.ready(blocks, threads=threads, shared=shared, cooperative=cooperative)
-        ready(stream, *args)
+        self.ready(blocks, threads=threads, shared=shared)(stream, *args)
 
     def ready(
         self,
@@ -115,8 +117,10 @@ class Kernel:
         threads: int = THREADS,
         shared: int = 0,
         cooperative: bool = False,
-    ) -> "Launch":
+    ) -> Launch:
         """Prepare a launch of which only the stream and some arguments are missing.
+
+        It enqueues the kernel on the stream of an address, with the arguments between the known.
 
         ``before`` and ``after`` are the first and the last arguments.  ``shared`` is the dynamic
         shared memory of a block in bytes, at most 48 KiB or what ``load`` was told.  The blocks of
@@ -128,57 +132,34 @@ class Kernel:
                 f"{self.name}: a grid of {x} x {y} blocks, at most {MAX_BLOCKS} x {MAX_ROWS} fit."
             )
         grid = x or 1, y, 1, threads, 1, 1, shared
-        return Launch(self, grid, before, after, cooperative=cooperative)
+        pack_into, function, start = self.pack_into, self.function, self.launch
+        before = self.size, *before
 
+        # One call of ``struct`` writes all that the driver reads, and one of ctypes passes four
+        # pointers: the 11 arguments of ``cuLaunchKernel`` would cost more than all of it.
+        def launch(stream: int, *args: float) -> None:
+            memory, config, extra = _memory.parts
+            pack_into(memory, 0, *grid, stream, *before, *args, *after)
+            if cooperative:
+                _pack_attributes(memory, _ATTRIBUTES_AT, _COOPERATIVE_AT, 1)
+            status = start(config, function, None, extra)
+            if status == _INVALID_CONTEXT:  # the first call of this thread
+                runtime = import_cupy().cuda.runtime
+                runtime.setDevice(runtime.getDevice())
+                status = start(config, function, None, extra)
+            if status or checks.DEBUG:
+                self.raise_if_failed(status, stream)
 
-class Launch:
-    """A kernel with its grid and the arguments that are known already; ``Kernel.ready`` makes it.
+        return launch
 
-    One call of ``struct`` writes all that the driver reads, and one of ctypes passes four pointers:
-    the 11 arguments of ``cuLaunchKernel`` would cost more than all of it.
-    """
-
-    __slots__ = (
-        *("_after", "_before", "_cooperative", "_function", "_grid", "_kernel", "_launch"),
-        "_pack_into",
-    )
-
-    def __init__(
-        self,
-        kernel: Kernel,
-        grid: tuple[int, ...],
-        before: tuple[int, ...],
-        after: tuple[int, ...],
-        *,
-        cooperative: bool = False,
-    ) -> None:
-        self._cooperative = cooperative
-        self._kernel, self._grid, self._after = kernel, grid, after
-        self._before = kernel.size, *before
-        self._function, self._launch = kernel.function, kernel.launch
-        self._pack_into = kernel.pack_into
-
-    def __call__(self, stream: int, *args: float) -> None:
-        """Enqueue on the stream of that address, with the arguments between the known ones."""
-        memory, config, extra = _memory.parts
-        self._pack_into(memory, 0, *self._grid, stream, *self._before, *args, *self._after)
-        if self._cooperative:
-            _pack_attributes(memory, _ATTRIBUTES_AT, _COOPERATIVE_AT, 1)
-        status = self._launch(config, self._function, None, extra)
-        if status == _INVALID_CONTEXT:  # the first call of this thread
-            runtime = import_cupy().cuda.runtime
-            runtime.setDevice(runtime.getDevice())
-            status = self._launch(config, self._function, None, extra)
-        if status or checks.DEBUG:
-            self._raise_if_failed(status, stream)
-
-    def _raise_if_failed(self, status: int, stream: int) -> None:
+    def raise_if_failed(self, status: int, stream: int) -> None:
+        """Raise KernelLaunchError if the launch failed, or what its stream runs."""
         cuda = import_cupy().cuda
         try:
             cuda.driver.check_status(status)
             cuda.runtime.streamSynchronize(stream)  # synchronize!
         except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError) as error:
-            raise KernelLaunchError(f"{self._kernel.name}: {error}") from error
+            raise KernelLaunchError(f"{self.name}: {error}") from error
 
 
 @cache
@@ -222,7 +203,7 @@ LAUNCHERS = (
 def declared() -> tuple[tuple[str, str], ...]:
     """List every ``(file, expression)`` that a launcher may ask for: what ``compile_all`` takes."""
     modules = (import_module(f"sparsefmt.ops.{name}") for name in LAUNCHERS)
-    return tuple(found for module in modules for found in module.instantiations())
+    return tuple(name for module in modules for name in module.instantiations())
 
 
 def load(
@@ -407,7 +388,6 @@ def on_stream(address: int) -> AbstractContextManager[object]:
     """Return a context in which CuPy's operations run on that stream."""
     if address == stream():
         return nullcontext()
-    found: AbstractContextManager[object] = import_cupy().cuda.Stream.from_external(
-        _Stream(address)
-    )
-    return found
+    result: AbstractContextManager[object]
+    result = import_cupy().cuda.Stream.from_external(_Stream(address))
+    return result

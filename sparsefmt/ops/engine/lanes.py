@@ -49,24 +49,20 @@ def operation(function: Callable[..., Any]) -> Any:
 def lanes(typing: Context, array: Kind, nbytes: Kind, value: Kind) -> Any:
     """Return ``value`` in each of as many lanes of the array's dtype as ``nbytes`` hold."""
     kind = Lanes(array.dtype, nbytes.literal_value // (array.dtype.bitwidth // 8))
-
-    def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
-        scalar = context.cast(builder, args[2], signature.args[2], array.dtype)
-        return splat(builder, scalar, kind.width)
-
-    return kind(array, nbytes, value), build
+    return kind(array, nbytes, value), _in_every_lane
 
 
 @operation
 def lanes_beside(typing: Context, run: Kind, array: Kind, value: Kind) -> Any:
     """Return ``value`` of the array's dtype in each of as many lanes as ``run`` has."""
-    kind = Lanes(array.dtype, run.width)
+    return Lanes(array.dtype, run.width)(run, array, value), _in_every_lane
 
-    def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
-        scalar = context.cast(builder, args[2], signature.args[2], array.dtype)
-        return splat(builder, scalar, kind.width)
 
-    return kind(run, array, value), build
+def _in_every_lane(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
+    """Build lanes of the third argument."""
+    kind = signature.return_type
+    scalar = context.cast(builder, args[2], signature.args[2], kind.scalar)
+    return splat(builder, scalar, kind.width)
 
 
 @operation
@@ -142,7 +138,7 @@ def prefetch(typing: Context, run: Kind, array: Kind, at: Kind) -> Any:
 
 @operation
 def add_product(typing: Context, sums: Kind, factor: Kind, run: Kind) -> Any:
-    """``sums + factor * run``, fused where the processor can; the factor is lanes or one value."""
+    """Compute ``sums + factor * run``, fused where it can be; the factor is lanes or one value."""
 
     def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
         vector, factors = args[0].type, _as_lanes(context, builder, args[1], factor, sums)
@@ -198,8 +194,8 @@ def divided(typing: Context, run: Kind, divisor: Kind) -> Any:
 
 
 @operation
-def beats(typing: Context, run: Kind, best: Kind) -> Any:
-    """In which lanes ``run`` is larger than ``best``; NaN beats numbers and is not beaten."""
+def greater(typing: Context, run: Kind, best: Kind) -> Any:
+    """Compare lanes: ``run`` is larger than ``best``; NaN is larger than all numbers."""
     kind = Lanes(types.boolean, run.width)
 
     def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
@@ -210,8 +206,8 @@ def beats(typing: Context, run: Kind, best: Kind) -> Any:
 
 
 @operation
-def equals(typing: Context, run: Kind, value: Kind) -> Any:
-    """In which lanes of integers ``run`` is ``value``."""
+def equal(typing: Context, run: Kind, value: Kind) -> Any:
+    """Compare lanes of integers: ``run`` is ``value``."""
     kind = Lanes(types.boolean, run.width)
 
     def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
@@ -221,18 +217,18 @@ def equals(typing: Context, run: Kind, value: Kind) -> Any:
 
 
 @operation
-def where(typing: Context, mask: Kind, run: Kind, other: Kind) -> Any:
+def where(typing: Context, mask: Kind, run: Kind, otherwise: Kind) -> Any:
     """Return ``run`` in the lanes of the mask, ``other`` elsewhere."""
 
     def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
         return builder.select(*args)
 
-    return other(mask, run, other), build
+    return otherwise(mask, run, otherwise), build
 
 
 @operation
 def exp(typing: Context, run: Kind) -> Any:
-    """``e^x`` for ``x <= 0``, within 2 units in the last place; 0 where it would be subnormal.
+    """Compute ``e^x`` for ``x <= 0`` within 2 units in the last place; 0 where it is subnormal.
 
     ``x = n ln 2 + r``, so that ``e^x = 2^n e^r`` with ``|r| <= ln 2 / 2`` and a Taylor series.
     """
@@ -308,7 +304,7 @@ def _address(
 
 def _llvm(builder: Builder, name: str, overloads: Any, result: Any, args: Values) -> Any:
     """Return the declaration of an LLVM intrinsic for these types."""
-    suffix = ".".join(_mangled(getattr(one, "type", one)) for one in overloads)
+    suffix = ".".join(_mangled(getattr(item, "type", item)) for item in overloads)
     declared = ir.FunctionType(result, args)
     return builder.module.declare_intrinsic(f"llvm.{name}.{suffix}", (), declared)
 

@@ -92,10 +92,10 @@ def by_tiles(tile: Any, like: Array, feat: Int, row: tuple[Any, ...], args: Any)
     only: arrays are in ``args``, since a caller counts references when it makes a tuple of them.
     """
     f = 0
-    whole = lanes(like, WIDEST, 0)
-    while feat - f >= width_of(whole):
-        tile(whole, f, width_of(whole), row, args)
-        f += width_of(whole)
+    full = lanes(like, WIDEST, 0)
+    while feat - f >= width_of(full):
+        tile(full, f, width_of(full), row, args)
+        f += width_of(full)
     half = lanes(like, WIDE, 0)
     if feat - f >= width_of(half):
         tile(half, f, width_of(half), row, args)
@@ -113,7 +113,7 @@ def by_tiles(tile: Any, like: Array, feat: Int, row: tuple[Any, ...], args: Any)
 
 @inlined
 def dot(X: Array, at: Int, Y: Array, there: Any, feat: Int) -> Any:
-    """Dot product of ``feat`` values each, from ``X[at]`` and from ``Y[there]`` on."""
+    """Compute the dot product of ``feat`` values from ``X[at]`` and from ``Y[there]`` on."""
     zero = lanes(X, NARROW, 0)
     step, sums = width_of(zero), zero
     for f in range(0, feat, step):

@@ -83,6 +83,9 @@ class Memory(Protocol):
     def empty(self, shape: Sequence[int], dtype: str, like: Array) -> Any:
         """Return uninitialised memory on the device of ``like``."""
 
+    def allocate(self, shape: Sequence[int], dtype: str, like: Array) -> Any:
+        """Return the same where that is the current device."""
+
     def zeros(self, shape: Sequence[int], dtype: str, like: Array) -> Any:
         """Return zeroed memory on the device of ``like``."""
 
@@ -133,24 +136,22 @@ class CupyMemory:
         device = args[0].data.device_id
         facts: list[Any] = [device, *names]
         addresses: list[int] = []
-        array, fact, add, lowest = self._array, facts.append, addresses.append, 0
+        array, add, lowest = self._array, addresses.append, 0
         for a in args:
             if a is None:
-                fact(None)
+                facts.append(None)
                 add(0)
             elif isinstance(a, array):
                 address = a.data.ptr
-                fact(a.dtype)
-                fact(a.shape[1:])
-                fact(a._c_contiguous or a.strides)
+                facts += a.dtype, a.shape[1:], a._c_contiguous or a.strides
                 lowest |= address
                 add(address)
             else:
                 kind = type(a)
-                fact(kind if kind in ALIKE else a)
+                facts.append(kind if kind in ALIKE else a)
                 add(a if kind is Scalar else 0)
         if lowest & ALIGNMENT:  # memory as CuPy allocates it has none of these bits
-            fact((*map(ALIGNMENT.__and__, addresses),))
+            facts.append((*map(ALIGNMENT.__and__, addresses),))
         elsewhere = device != self._current_device()
         return elsewhere, tuple(facts), addresses, self._current_stream().ptr
 
@@ -187,11 +188,14 @@ class CupyMemory:
             return a.astype(np.float32, order="C")  # by default it keeps strides
 
     def empty(self, shape: Sequence[int], dtype: str, like: Array) -> Any:
+        if like.data.device_id == self._current_device():
+            return self.allocate(shape, dtype, like)
+        with like.device:
+            return self.allocate(shape, dtype, like)
+
+    def allocate(self, shape: Sequence[int], dtype: str, like: Array) -> Any:
         try:  # a context that tells what was allocated would write its text each time
-            if like.data.device_id == self._current_device():
-                return self._cupy.empty(shape, dtype)
-            with like.device:
-                return self._cupy.empty(shape, dtype)
+            return self._cupy.empty(shape, dtype)
         except MemoryError as error:
             raise out_of_memory(f"a result of shape {shape}", error) from error
 
@@ -246,10 +250,6 @@ def register_memory(kind: type, memory: Memory) -> None:
 
 def memory_of(a: Array) -> Memory:
     """Return the memory of the library that an array on a GPU comes from."""
-    return memories.get(type(a)) or _find(a)
-
-
-def _find(a: Array) -> Memory:
     for kind in type(a).__mro__:
         if kind in memories:
             return memories.setdefault(type(a), memories[kind])
@@ -268,10 +268,10 @@ def rows_apart(a: Array) -> bool:
     if isinstance(a, np.ndarray):
         if not a.flags.aligned:
             return False
-        whole = a.flags.c_contiguous
+        contiguous = a.flags.c_contiguous
     else:
-        whole = is_contiguous(a)
-    if whole:
+        contiguous = is_contiguous(a)
+    if contiguous:
         return True
     row = a[0].nbytes if len(a) else 0
     gaps = a.strides[0] >= row and a.strides[0] % a.itemsize == 0

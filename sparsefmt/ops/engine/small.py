@@ -45,12 +45,12 @@ def heads_of(scores: Array | None) -> int:
 
 def ones(count: int, dtype: DType) -> Array:
     """Return ``count`` ones of memory that calls share: nobody may write to them."""
-    found = _ones.get(dtype)
-    if found is None or len(found) < count:
-        found = np.ones(max(count, 1024), dtype)
+    result = _ones.get(dtype)
+    if result is None or len(result) < count:
+        result = np.ones(max(count, 1024), dtype)
         if count <= MOST:
-            _ones[dtype] = found
-    return found[:count]
+            _ones[dtype] = result
+    return result[:count]
 
 
 def rows_of(A: CSR) -> Array:
@@ -71,11 +71,11 @@ def weights(A: CSR, like: Array, values: Array | None, col_scale: Array | None) 
 
 def reduce_rows(reduce: np.ufunc, A: CSR, values: Array, empty: float) -> Array:
     """Reduce (heads, nnz) values over each row: (heads, n_rows), ``empty`` in rows without any."""
-    found = np.full((len(values), A.n_rows), empty, values.dtype)
+    result = np.full((len(values), A.n_rows), empty, values.dtype)
     filled = np.flatnonzero(A.indptr[1:] > A.indptr[:-1])
     if len(filled):
-        found[:, filled] = reduce.reduceat(values, A.indptr[filled], axis=1)
-    return found
+        result[:, filled] = reduce.reduceat(values, A.indptr[filled], axis=1)
+    return result
 
 
 def parts(count: int, width: int, most: int) -> Iterator[slice]:

@@ -1,6 +1,6 @@
 """A CSR on a GPU as kernels see it: sizes and device pointers."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
@@ -42,7 +42,7 @@ class Deciding:
 
     _decided: dict[Hashable, Any]
 
-    def once(self, decide: Callable[..., Decided], *case: Hashable) -> Decided:
+    def cached(self, decide: Callable[..., Decided], *case: Hashable) -> Decided:
         """Return ``decide(self, *case)``, looked up from the second call on.
 
         For what does not depend on where the features of a call lie, such as its kernel and grid.
@@ -116,7 +116,9 @@ def structure_of(A: CSR | Structure) -> Structure:
     if isinstance(A, Structure):
         return A
     built = A._built()
-    return built.found.get("structure") or built.ask("structure", lambda: _structure(A))
+    return built.parts.get("structure") or built.ask(
+        "structure", lambda: _structure(A, chunk_pointers(A.chunks).values())
+    )
 
 
 def exact(A: CSR | Structure, *_: Any, **__: Any) -> Structure:
@@ -140,29 +142,20 @@ def rows_alone(n_rows: int) -> Structure:
     return Structure(n_rows, 0, 0, "", *[0] * 9)
 
 
-def _structure(A: CSR) -> Structure:
-    return Structure(
-        n_rows=A.n_rows,
-        n_cols=A.n_cols,
-        nnz=A.nnz,
-        index_dtype=A.index_dtype.name,
-        indptr=A.indptr.data.ptr,
-        indices=A.indices.data.ptr,
-        **chunk_pointers(A.chunks),
-    )
+def _structure(A: CSR, of_chunks: Iterable[int]) -> Structure:
+    """Make the structure of a CSR, whose last fields are those of ``chunk_pointers``."""
+    arrays = A.indptr.data.ptr, A.indices.data.ptr
+    return Structure(*A.shape, A.nnz, A.index_dtype.name, *arrays, *of_chunks)
 
 
 def without_chunks(A: CSR | Structure, *_: Any, **__: Any) -> Structure:
     """Return the structure of a CSR without chunks, made once: they cost time and a wait."""
     if isinstance(A, Structure):
         return A
-
-    def make() -> Structure:
-        arrays = A.indptr.data.ptr, A.indices.data.ptr
-        return Structure(*A.shape, A.nnz, A.index_dtype.name, *arrays, *[0] * 7)
-
     built = A._built()
-    return built.found.get("without chunks") or built.ask("without chunks", make)
+    return built.parts.get("without chunks") or built.ask(
+        "without chunks", lambda: _structure(A, [0] * 7)
+    )
 
 
 def transposed(A: CSR) -> tuple[CSR, Array]:
@@ -172,7 +165,7 @@ def transposed(A: CSR) -> tuple[CSR, Array]:
 
 
 def chunk_pointers(chunks: Chunks) -> dict[str, int]:
-    """Return the fields of a ``Structure`` that tell how its rows are shared out."""
+    """Return the last fields of a new ``Structure``, which tell how its rows are shared out."""
     return {
         "start": chunks.start.data.ptr,
         "slot": chunks.slot.data.ptr,
@@ -229,7 +222,7 @@ def built_at(S: Structure) -> BuiltThere | None:
 def has_tiles(S: Structure) -> bool:
     """Return True if tiles were prepared for the structure."""
     built = built_at(S)
-    return built is not None and "tiles" in built.found
+    return built is not None and "tiles" in built.parts
 
 
 def csr_of(A: CSR | Structure) -> CSR | None:

@@ -107,7 +107,7 @@ _BEHIND = {"shape": slice(1, None), "heads": slice(1, -1)}
 #: Arguments of public functions that no schema has.
 PRECISION, OUT = (Arg(name, optional=True, kind=name) for name in ("precision", "out"))
 SCALES = (
-    Arg("row_scale", "rows", like=FIRST, optional=True),
+    Arg("row_scale", "rows", like=FIRST, optional=True, also=("scale",)),
     Arg("col_scale", "cols", like=FIRST, optional=True),
 )
 
@@ -208,7 +208,7 @@ def csr_kernels(launcher: Callable[..., Any], name: str, twin: str) -> tuple[Ker
 
 def unchecked(schema: str) -> tuple[Arg, ...]:
     """Read arguments that nothing checks, those of kernels alone, from a schema of torch."""
-    pairs = (one.split() for one in schema.split(", "))
+    pairs = (part.split() for part in schema.split(", "))
     return tuple(Arg(name, kind=kind.rstrip("?"), optional="?" in kind) for kind, name in pairs)
 
 

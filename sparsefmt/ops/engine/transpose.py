@@ -75,28 +75,28 @@ def transpose(A: Format) -> Transpose:
     csr, perm = transposed(of.tocsr())
     with on_device_of(perm), allocating(f"a permutation of {len(perm)} entries"):
         parts = {"csr": csr, "perm": perm, "inverse": primitives.inverse(perm)}
-    found = object.__new__(Transpose)
+    result = object.__new__(Transpose)
     for name, part in (parts | {"_of": of}).items():
-        object.__setattr__(found, name, part)
-    return found
+        object.__setattr__(result, name, part)
+    return result
 
 
-def transpose_of(A: Format, csr: CSR, given: object) -> tuple[CSR, Array, Array | None]:
-    """Return transpose, perm and None, or those ``given`` with perm's inverse, checked by ``A``."""
-    if given is None:
+def transpose_of(A: Format, csr: CSR, value: object) -> tuple[CSR, Array, Array | None]:
+    """Return transpose, perm and None, or those of a ``Transpose`` of ``A`` with perm's inverse."""
+    if value is None:
         return *transposed(csr), None
-    if not isinstance(given, Transpose):
+    if not isinstance(value, Transpose):
         raise DtypeError(
-            f"transposed is a {type(given).__name__}: give what ops.transpose(A) returned, or "
+            f"transposed is a {type(value).__name__}: give what ops.transpose(A) returned, or "
             "leave it out."
         )
-    (kind, shape, *arrays), (kind_, shape_, *others) = _structure(A), _structure(given._of)
-    if (kind, shape) != (kind_, shape_) or any(map(is_not, arrays, others)):
+    (kind, shape, *arrays), (kind_, shape_, *arrays_) = _structure(A), _structure(value._of)
+    if (kind, shape) != (kind_, shape_) or any(map(is_not, arrays, arrays_)):
         raise FormatError(
             f"transposed was made of another matrix than A, {A!r}: give ops.transpose(A), of this "
             "A or of one that shares its indices."
         )
-    return given.csr, given.perm, given.inverse
+    return value.csr, value.perm, value.inverse
 
 
 def _structure(A: Format) -> tuple[Any, ...]:

@@ -249,9 +249,9 @@ def _places(A: Any) -> tuple[Any, Any]:
 # The row of the table
 
 
-def _price_of_both(S: Sizes, x: Array, grad: Array, *others: Any) -> Price:
+def _price_of_both(S: Sizes, x: Array, grad: Array, *more: Any) -> Price:
     """Price both gradients: a product, and the rows of X read and gradients of values written."""
-    product = price_of_rows(S, x, *others)
+    product = price_of_rows(S, x, *more)
     size = product.bytes + (S.n_rows * x.shape[1] + S.nnz) * x.itemsize
     return Price(size, 2 * product.flops)
 

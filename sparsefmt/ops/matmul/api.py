@@ -290,9 +290,9 @@ def _rows(S: Sizes, x: Array, values: Array | None = None, *_: Any) -> tuple[Any
     return ((shape, x),)
 
 
-def price_of_rows(S: Sizes, x: Array, *others: Any) -> Price:
+def price_of_rows(S: Sizes, x: Array, *more: Any) -> Price:
     """Compute the price: an entry reads an index, values and a row of X; rows are written."""
-    values = others[0] if others else None
+    values = more[0] if more else None
     weights = 0 if values is None else prod(values.shape[1:])
     feat = prod(x.shape[1:])
     results = weights * feat if weights > 1 and len(x.shape) == 2 else feat
@@ -393,9 +393,9 @@ def one_per_entry(S: Sizes, x: Array, *_: Any) -> tuple[Any, ...]:
     return (((S.nnz,), x),)
 
 
-def _price_of_dx(S: Sizes, perm: Array, grad: Array, arg: Array, *others: Any) -> Price:
+def _price_of_dx(S: Sizes, perm: Array, grad: Array, arg: Array, *more: Any) -> Price:
     """Compute the price of a product that reads as many winners as features."""
-    product = price_of_rows(S, grad, *others)
+    product = price_of_rows(S, grad, *more)
     return Price(product.bytes + S.nnz * grad.shape[1] * arg.itemsize, product.flops)
 
 

@@ -13,9 +13,9 @@ from ...formats.arrays import Array
 from ...formats.compressed import COO, CSR
 from ..engine.lanes import (
     add_product,
-    beats,
     divided,
-    equals,
+    equal,
+    greater,
     lanes,
     lanes_beside,
     load,
@@ -104,8 +104,8 @@ def spmm_heads(
     for piece in numba.prange(pieces):
         start, stop = rows_of(indptr, piece, pieces)
         for h in range(heads):
-            own = indices, data[h::heads]
-            args = own, (X[h * apart :], stride), scales, (Y[h * width :], feat), mean
+            of_head = indices, data[h::heads]
+            args = of_head, (X[h * apart :], stride), scales, (Y[h * width :], feat), mean
             for i in range(start, stop):
                 span = np.int64(indptr[i]), np.int64(indptr[i + 1])
                 by_tiles(sum_tile, X, width, (i, span, 1), args)
@@ -121,20 +121,20 @@ def _best_tile(
     X, stride = X
     Y, feat = Y
     row_scale, col_scale = scales
-    count, one = min(width_of(zero), feat - f), X.dtype.type(1)
+    count, unit = min(width_of(zero), feat - f), X.dtype.type(1)
     best, winner = zero, lanes_beside(zero, arg, -1)
     start, stop = span
     if stop > start:
         j = np.int64(indices[start])
-        weight = sign * weight_of(data, col_scale, start, j, one)
+        weight = sign * weight_of(data, col_scale, start, j, unit)
         best = product(load(zero, X, j * stride + f, count), weight)
         winner = lanes_beside(zero, arg, start)
     for e in range(start + 1, stop):
         prefetch(zero, X, np.int64(indices[min(e + AHEAD, len(indices) - 1)]) * stride + f)
         j = np.int64(indices[e])
-        weight = sign * weight_of(data, col_scale, e, j, one)
+        weight = sign * weight_of(data, col_scale, e, j, unit)
         run = product(load(zero, X, j * stride + f, count), weight)
-        wins = beats(run, best)
+        wins = greater(run, best)
         best = where(wins, run, best)
         if keep:
             winner = where(wins, lanes_beside(zero, arg, e), winner)
@@ -217,7 +217,7 @@ def _arg_tile(zero: Any, f: int, row: Any, args: Any) -> None:
         weight = weight_of(data, row_scale, e, i, grad.dtype.type(1))
         if len(col_scale):
             weight = weight * col_scale[j]
-        won = equals(load(lanes_beside(zero, arg, 0), arg, i * feat + f, count), e)
+        won = equal(load(lanes_beside(zero, arg, 0), arg, i * feat + f, count), e)
         share = product(load(zero, grad, i * stride + f, count), weight)
         sums = add_product(sums, 1, where(won, share, zero))
     store(sums, out, j * feat + f, count)
@@ -275,9 +275,7 @@ def spmm(
 ) -> Array:  # fmt: skip
     """Compute ``out[i] = r[i] * reduce of a[e] c[j] x[j]`` over the entries of row i.
 
-    The value of entry e is ``values[perm[e]]``, or those of its heads, for a sum or mean, as in
-    ``cuda.spmm``.  ``arg``, of out's shape and any integer dtype, takes the entries that win a max
-    or min, -1 in an empty row.
+    Arguments are those of ``cuda.spmm``; ``arg`` may have any integer dtype.
     """
     of_heads = values is not None and values.ndim == 2
     if out is None:
@@ -328,11 +326,7 @@ def spmm_arg(
 def spmm_arg_dx(
     A: CSR, perm: Array, grad: Array, arg: Array, values: Array, row_scale: Array, col_scale: Array
 ) -> Array:
-    """Compute the gradient of ``spmm_arg`` in the features: each winner has its share.
-
-    ``A`` is the transposed structure, whose entry k has the number ``perm[k]``; values and scales
-    are those of the product itself.
-    """
+    """Compute the gradient of ``spmm_arg`` in the features, as in ``cuda``: winners have it."""
     out = np.empty((A.n_rows, grad.shape[1]), grad.dtype)
     if not out.size:
         return out

@@ -17,14 +17,7 @@ def aggregate_backward(
     *, self_weight: Array | None = None, inverse: Array | None = None,
     out: tuple[Array, Array] | None = None, dself: Array | None = None,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """Compute gradients of a product in its features and values, as ``cuda_aggregate``.
-
-    ``dx[j] = c[j] sum of a[e] r[i] grad[i] + self[j] grad[j]``, ``da[e] = r c <grad[i], x[j]>``.
-
-    ``A`` is the transpose: its entry k is number ``perm[k]`` in the values and ``da``, or k without
-    ``perm``.  ``dself[j] = <grad[j], x[j]>`` is of the dtype that sums run in, and is given
-    wherever ``self_weight`` is.
-    """
+    """Compute gradients of a product in its features and values, as in ``cuda_aggregate``."""
     dx, da = out or (np.empty((A.n_rows, x.shape[1]), x.dtype), np.empty(A.nnz, x.dtype))
     args = values, row_scale, col_scale, self_weight
     weights = tuple(values_of(a, x) for a in args)
@@ -50,9 +43,9 @@ def _tile(zero: Any, f: int, count: int, row: Any, args: Any) -> None:
     X, ldx = X
     grad, ldg = grad
     out, feat = out
-    line, one = lanes(dA, NARROW, 0), X.dtype.type(1)
+    line, unit = lanes(dA, NARROW, 0), X.dtype.type(1)
     own, sums, last = load(zero, X, j * ldx + f, count), zero, len(indices) - 1
-    column = col_scale[j] if len(col_scale) else one
+    column = col_scale[j] if len(col_scale) else unit
     for k in range(*span):
         ahead = min(k + AHEAD, last)
         prefetch(zero, grad, np.int64(indices[ahead]) * ldg + f)
@@ -61,7 +54,7 @@ def _tile(zero: Any, f: int, count: int, row: Any, args: Any) -> None:
             e = np.int64(perm[k])
             prefetch(line, dA, np.int64(perm[ahead]))
         i = np.int64(indices[k])
-        factor = row_scale[i] if len(row_scale) else one
+        factor = row_scale[i] if len(row_scale) else unit
         weight = data[e] * factor if len(data) else factor
         row = load(zero, grad, i * ldg + f, count)
         sums = add_product(sums, weight, row)

@@ -112,7 +112,8 @@ def aggregate_backward(
     dtype, feat = m.dtype(x), x.shape[1]
     dx, da = out or (m.empty((T.n_rows, feat), dtype, x), m.empty((T.nnz,), dtype, x))
     x, grad, values = m.rows_in_place(x), m.rows_in_place(grad), m.contiguous(values)
-    row_scale, col_scale = m.factors(row_scale), m.factors(col_scale)
+    row_scale = None if row_scale is None else m.factors(row_scale)
+    col_scale = None if col_scale is None else m.factors(col_scale)
     arrays = perm, values, row_scale, col_scale, self_weight, x, grad, dx, da
     at, stream = _Addresses(*m.pointers(*arrays)), m.stream(x)
     strides = row_bytes(m.row_stride(x), dtype), row_bytes(m.row_stride(grad), dtype)
@@ -128,12 +129,13 @@ def aggregate_backward(
             if dself is None:
                 fill(at.dx, T.n_rows * feat * ITEMSIZE[dtype], 0, stream)
             return dx, da
-        apart = perm is not None and goes_apart(T, dtype, feat, inverse=inverse is not None)
+        apart = perm is not None and T.nnz >= APART  # the least of all
+        apart = apart and goes_apart(T, dtype, feat, inverse=inverse is not None)
         weights = SCALED if at.row_scale or at.col_scale else WEIGHTED if at.values else UNWEIGHTED
         case = dtype, feat, strides, (at.x | at.grad | at.dx) % 16, weights
-        (dots, moved, nbytes), launches = T.once(_launches, *case, apart, at.values > 0)
+        (dots, moved, nbytes), launches = T.cached(_launches, *case, apart, at.values > 0)
         workspace = m.empty((nbytes,), "uint8", x) if nbytes else None
-        begin = m.pointer(workspace)
+        begin = m.pointer(workspace) if nbytes else 0
         carry, ordered = begin + dots + moved, begin + dots if at.values else 0
         read = at
         if apart:

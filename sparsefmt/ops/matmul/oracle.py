@@ -110,7 +110,8 @@ def error_bound(
     eps, least = precision_of(X.dtype if dtype is None else dtype)
     X = np.abs(_features("X", X, A.n_cols))
     r, c = (
-        np.abs(factors(one, size)) for one, size in ((row_scale, A.n_rows), (col_scale, A.n_cols))
+        np.abs(factors(scale, size))
+        for scale, size in ((row_scale, A.n_rows), (col_scale, A.n_cols))
     )
     selects = reduce in ("max", "min")
     with np.errstate(invalid="ignore", over="ignore"):

@@ -19,14 +19,10 @@ def refuses(
     **__: Any,
 ) -> list[str]:  # fmt: skip
     """List the reasons against a small product."""
-    heads = 1 if values is None or values.ndim == 1 else values.shape[1]
-    reasons = small.reasons_against((A.nnz + A.n_rows) * int(x.shape[-1] * heads))
-    if reduce not in _TAKES:
-        return [*reasons, f"SciPy's loops do not take a {reduce}"]
-    return reasons
-
-
-_TAKES = ("sum", "mean")
+    width = int(x.shape[-1] * small.heads_of(values))
+    reasons = small.reasons_against((A.nnz + A.n_rows) * width)
+    takes = reduce in ("sum", "mean")
+    return reasons if takes else [*reasons, f"SciPy's loops do not take a {reduce}"]
 
 
 def refuses_coo(A: Any, x: Array, *, reduce: str = "sum", **_: Any) -> list[str]:
@@ -44,8 +40,8 @@ def spmm(
     if values is not None and values.ndim == 2:
         out = np.empty(shape_of_heads(A, x, values), x.dtype) if out is None else out
         for h in range(values.shape[1]):
-            own = x if x.ndim == 2 else x[:, h]
-            out[:, h] = spmm(A, own, values[:, h], perm, row_scale, col_scale, reduce)
+            features = x if x.ndim == 2 else x[:, h]
+            out[:, h] = spmm(A, features, values[:, h], perm, row_scale, col_scale, reduce)
         return out
     if out is None:
         out = np.empty((A.n_rows, x.shape[1]), x.dtype)

@@ -8,7 +8,7 @@ import numpy as np
 from ...formats.arrays import Array
 from ...formats.compressed import CSR
 from ..engine import small
-from ..engine.lanes import add_product, beats, load, prefetch, product, store, where
+from ..engine.lanes import add_product, greater, load, prefetch, product, store, where
 from ..engine.loops import AHEAD, by_tiles, inlined, parallel, rows_of, writing
 from .cuda import COMBINATIONS, GRADIENTS, SUMS
 
@@ -42,7 +42,7 @@ def _sum(zero: Any, f: int, count: int, row: Any, args: Any) -> None:
         else:
             message = add_product(x, 1, w)
             if kind == _RELU_ADD:
-                message = where(beats(message, zero), message, zero)
+                message = where(greater(message, zero), message, zero)
             sums = add_product(sums, 1, message)
     store(product(sums, factor), out, i * feat + f, count)
 
@@ -52,13 +52,13 @@ def _sums_of_rows(
     indptr: Array, T: Array, X: Array, E: Array, out: Array, kind: Any, mean: bool, pieces: int
 ) -> None:
     """Reduce the messages of each row; ``X``, ``E`` and ``out`` are (flat, row stride)."""
-    one = E[0].dtype.type(1)
+    unit = E[0].dtype.type(1)
     for piece in numba.prange(pieces):
         first, last = rows_of(indptr, piece, pieces)
         args = T[0], T[1], X, E, out
         for i in range(first, last):
             start, stop = np.int64(indptr[i]), np.int64(indptr[i + 1])
-            factor = one / E[0].dtype.type(max(stop - start, 1)) if mean else one
+            factor = unit / E[0].dtype.type(max(stop - start, 1)) if mean else unit
             by_tiles(_sum, E[0], out[1], (i, start, stop, kind, factor), args)
 
 
@@ -92,7 +92,7 @@ def _gradients(zero: Any, f: int, count: int, row: Any, args: Any) -> None:
             if kind == _MUL_GRAD:
                 message, result = product(g, w), product(g, own)
             else:  # NaN lets the gradient through, as torch does
-                message = where(beats(add_product(own, 1, w), zero), g, zero)
+                message = where(greater(add_product(own, 1, w), zero), g, zero)
                 result = message
         sums = add_product(sums, 1, message)
         if wanted:
@@ -143,13 +143,13 @@ def _combinations(
     sign: float, pieces: int,
 ) -> None:  # fmt: skip
     """Combine at each entry; features are (flat, row stride)."""
-    one = left[0].dtype.type(1)
+    unit = left[0].dtype.type(1)
     for piece in numba.prange(pieces):
         first, last = rows_of(indptr, piece, pieces)
         args = T[0], T[1], left, right, out
         for i in range(first, last):
             start, stop = np.int64(indptr[i]), np.int64(indptr[i + 1])
-            factor = scale[i] if len(scale) else one
+            factor = scale[i] if len(scale) else unit
             by_tiles(_combination, left[0], out[1], (i, start, stop, kind, sign, factor), args)
 
 

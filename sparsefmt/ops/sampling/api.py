@@ -34,7 +34,7 @@ def spmm_sampled(
     col_scale: Array | None = None,
     out: Array | None = None,
 ) -> Array:
-    """SpMM over a sample of each row: at most ``width`` of its entries, chosen inside the kernel.
+    """Multiply with a sample of each row: at most ``width`` of its entries, chosen in the kernel.
 
     ``Y[i, f] = r[i] * s_i * sum_{e in sample(i)} a[e] * c[j] * X[j, f]`` over the sampled entries
     ``e = (i, j)`` of row ``i``; ``a[e]`` is 1 for an unweighted ``A``, ``r`` and ``c`` are 1 where
@@ -168,17 +168,19 @@ def sample_with_perm(
         As ``spmm_sampled``.
     """
     A, width, strategy, seed = bind(SPMM_SAMPLED, A, width=width, strategy=strategy, seed=seed)
-    how = SampleOptions(seed, width, strategy)
+    options = SampleOptions(seed, width, strategy)
     A, numbers = numbered_csr(A)
     xp = namespace(A.indptr)
     with on_device_of(A.indptr), allocating(f"a sample of {A.nnz} entries"):
-        indptr = primitives.offsets(xp.minimum(A.lengths, how.width), A.index_dtype)
+        indptr = primitives.offsets(xp.minimum(A.lengths, options.width), A.index_dtype)
         size = int(indptr[-1])  # synchronize!
         cols, perm = (xp.empty(size, A.index_dtype) for _ in range(2))
         if is_cupy(cols):
-            cuda.sample_rows(A, cols, perm, None, indptr, how.seed, how.width, how.strategy, 0)
+            cuda.sample_rows(
+                A, cols, perm, None, indptr, options.seed, options.width, options.strategy, 0
+            )
         else:
-            _sample_rows(A, how, cols, perm, to=indptr)
+            _sample_rows(A, options, cols, perm, to=indptr)
         data = None if A.data is None else A.data[perm]
         B = CSR._trusted(indptr=indptr, indices=cols, data=data, shape=A.shape)
         return B, perm if numbers is None else numbers[perm]
@@ -222,14 +224,6 @@ _sample_rows = deferred(f"{__package__}.cpu", "sample_rows")
 # The rows of the table
 
 
-def _like_features(S: Sizes, x: Array, *_: Any, **__: Any) -> tuple[Any, ...]:
-    return (((S.n_rows, x.shape[1]), x),)
-
-
-def _one_per_entry(S: Sizes, x: Array, *_: Any) -> tuple[Any, ...]:
-    return (((S.nnz,), x),)
-
-
 def _price_of_product(
     S: Sizes, x: Array, values: Array | None = None, r: Array | None = None, c: Array | None = None,
     seed: Any = None, width: int = ALL, *_: Any, **__: Any,
@@ -270,7 +264,7 @@ SPMM_SAMPLED = Op(
         *csr_kernels(cuda.spmm_sampled, "spmm_sampled_csr_balanced", "spmm_sampled_csr_numba"),
         convert_to_csr("spmm_sampled"),
     ),
-    results=_like_features,
+    results=lambda S, x, *_, **__: (((S.n_rows, x.shape[1]), x),),
     price=_price_of_product,
     narrowed=("*",),
     functions=("spmm_sampled",),
@@ -279,6 +273,6 @@ SPMM_SAMPLED_DA = Op(
     "spmm_sampled_da",
     (_X, Arg("grad", "rows", (2,), "x"), *SCALES_AND_OPTIONS),
     kernels=csr_kernels(cuda.spmm_sampled_da, "spmm_sampled_da_csr", "spmm_sampled_da_numba"),
-    results=_one_per_entry,
+    results=lambda S, x, *_: (((S.nnz,), x),),
     price=_price_of_values,
 )

@@ -47,7 +47,7 @@ def spmm_sampled(
     *,
     out: Array | None = None,
 ) -> Array:
-    """``out[i] = r[i] * factor(i) * sum of a[e] * c[j] * x[j]`` over the sample of row i."""
+    """Compute ``out[i] = r[i] * factor(i) * sum of a[e] * c[j] * x[j]`` over row i's sample."""
     out = np.empty((A.n_rows, x.shape[1]), x.dtype) if out is None else out
     if not out.size:
         return out
@@ -56,9 +56,9 @@ def spmm_sampled(
         return spmm(A, x, values, None, row_scale, col_scale, reduce, out=out)
     stored, features = (A.indices, values_of(values, x)), flat(x)
     scales = values_of(row_scale, x), values_of(col_scale, x)
-    to, how = _ends(A, width), (*_drawn(strategy, seed), mean, rescale)
+    to, options = _ends(A, width), (*_drawn(strategy, seed), mean, rescale)
     with writing(out) as (y, pieces):
-        _spmm(A.indptr, to, stored, features, scales, flat(y), how, pieces)
+        _spmm(A.indptr, to, stored, features, scales, flat(y), options, pieces)
     return out
 
 
@@ -72,9 +72,9 @@ def spmm_sampled_da(
         return out
     features = flat(grad), flat(x), x.shape[1]
     scales = values_of(row_scale, x), values_of(col_scale, x)
-    to, how = _ends(A, width), (*_drawn(strategy, seed), mean, rescale)
+    to, options = _ends(A, width), (*_drawn(strategy, seed), mean, rescale)
     with writing(out) as (products, pieces):
-        _sddmm(A.indptr, to, A.indices, *features, scales, products, how, pieces)
+        _sddmm(A.indptr, to, A.indices, *features, scales, products, options, pieces)
     return out
 
 
@@ -149,22 +149,22 @@ def _permute(entries: Array, at: Int, begin: Int, length: Int, taken: Int, key: 
     shift = np.uint64(bits // 2)
     cut = ((size + (_ONE << shift) - _ONE) >> shift) & _LOW, shift
     rounds = 14 if length < 12 else 8 if length < 64 else 6 if length < 600 else 4
-    own = entries[at : at + taken]
-    for k in range(len(own)):
-        own[k] = k
+    places = entries[at : at + taken]
+    for k in range(len(places)):
+        places[k] = k
     a, b = key & _LOW, key >> _32
     for _ in range(rounds):
-        for k in range(len(own)):
-            own[k] = np.int64(_round(np.uint64(own[k]) & _LOW, (a, b), cut))
+        for k in range(len(places)):
+            places[k] = np.int64(_round(np.uint64(places[k]) & _LOW, (a, b), cut))
         a, b = (a + _STEP_A) & _LOW, (b + _STEP_B) & _LOW
-    for k in range(len(own)):
-        place = np.uint64(own[k]) & _LOW
+    for k in range(len(places)):
+        place = np.uint64(places[k]) & _LOW
         while place >= size:  # beyond the row: go through all rounds again
             a, b = key & _LOW, key >> _32
             for _ in range(rounds):
                 place = _round(place, (a, b), cut)
                 a, b = (a + _STEP_A) & _LOW, (b + _STEP_B) & _LOW
-        own[k] = begin + np.int64(place)
+        places[k] = begin + np.int64(place)
 
 
 @inlined
@@ -217,13 +217,13 @@ def _room(to: Array, start: Int, stop: Int) -> Any:
 
 
 @inlined
-def _batch(entries: Array, indptr: Array, to: Array, first: Int, stop: Int, how: Any) -> Any:
+def _batch(entries: Array, indptr: Array, to: Array, first: Int, stop: Int, options: Any) -> Any:
     """Sample rows from ``first`` on while they fit; return the row behind the last of them."""
     last = first
     while last < stop and to[last + 1] - to[first] <= len(entries):
         at, begin = to[last] - to[first], np.int64(indptr[last])
         length, taken = np.int64(indptr[last + 1]) - begin, to[last + 1] - to[last]
-        _sample_row(entries, at, last, begin, length, taken, how[0], how[1])
+        _sample_row(entries, at, last, begin, length, taken, options[0], options[1])
         last += 1
     return last
 
@@ -251,12 +251,12 @@ def _gather(
 
 @parallel
 def _spmm(
-    indptr: Array, to: Array, A: Any, X: Array, scales: Array, Y: Array, how: Any, pieces: Int
+    indptr: Array, to: Array, A: Any, X: Array, scales: Array, Y: Array, options: Any, pieces: Int
 ) -> None:
     """Run the loop: ``A`` is (indices, data), ``X`` and ``Y`` are (flat, row stride)."""
     indices, data = A
     row_scale, col_scale = scales
-    strategy, seed, mean, rescale = how
+    strategy, seed, mean, rescale = options
     weighted = len(data) > 0 or len(col_scale) > 0
     for piece in numba.prange(pieces):
         start, stop = rows_of(to, piece, pieces)
@@ -268,26 +268,26 @@ def _spmm(
             last = _batch(entries, indptr, to, first, stop, drawn)
             count = to[last] - to[first]
             _gather(cols, weights, entries, A, col_scale, count)
-            given = (cols[:count], weights), X, (row_scale, none), Y, mean
+            args = (cols[:count], weights), X, (row_scale, none), Y, mean
             for i in range(first, last):
                 span = to[i] - to[first], to[i + 1] - to[first]
                 length = np.int64(indptr[i + 1]) - np.int64(indptr[i])
                 share = length / max(span[1] - span[0], 1) if rescale else 1.0
-                by_tiles(sum_tile, X[0], Y[1], (i, span, share), given)
+                by_tiles(sum_tile, X[0], Y[1], (i, span, share), args)
             first = last
 
 
 @parallel
 def _sddmm(
     indptr: Array, to: Array, indices: Array, X: Array, Y: Array, feat: Int, scales: Array,
-    out: Array, how: Any, pieces: Int,
+    out: Array, options: Any, pieces: Int,
 ) -> None:  # fmt: skip
     """Compute dot products at sampled entries, else 0; ``X``, ``Y`` are (flat, row stride)."""
     X, ldx = X
     Y, ldy = Y
     row_scale, col_scale = scales
-    strategy, seed, mean, rescale = how
-    one, line = X.dtype.type(1), width_of(lanes(Y, NARROW, 0))
+    strategy, seed, mean, rescale = options
+    unit, line = X.dtype.type(1), width_of(lanes(Y, NARROW, 0))
     for piece in numba.prange(pieces):
         start, stop = rows_of(to, piece, pieces)
         drawn = strategy, _mixed(seed)
@@ -299,7 +299,7 @@ def _sddmm(
             behind = to[last] - to[first]
             for i in range(first, last):
                 taken = to[i + 1] - to[i]
-                factor = row_scale[i] if len(row_scale) else one
+                factor = row_scale[i] if len(row_scale) else unit
                 if mean:
                     factor /= max(taken, 1)
                 if rescale:
@@ -311,7 +311,7 @@ def _sddmm(
                         prefetch(lanes(Y, NARROW, 0), Y, ahead + f)
                     e = entries[k]
                     j = np.int64(indices[e])
-                    found = dot(X, i * ldx, Y, j * ldy, feat)
-                    column = col_scale[j] if len(col_scale) else one
-                    out[e] = found * column * factor
+                    result = dot(X, i * ldx, Y, j * ldy, feat)
+                    column = col_scale[j] if len(col_scale) else unit
+                    out[e] = result * column * factor
             first = last

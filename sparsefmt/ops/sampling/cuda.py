@@ -16,7 +16,7 @@ from ...formats import chunks
 from ...formats.arrays import VALUE_DTYPES, Array
 from ...formats.compressed import CSR
 from ..engine import jit
-from ..engine.call import Prepared, Result, launcher
+from ..engine.call import Prepared, Result, launcher, zeroed
 from ..engine.jit import ITEMSIZE, filling, row_bytes
 from ..engine.memory import Memory, Scalar
 from ..engine.structure import Structure, exact, structure_of, without_chunks
@@ -63,7 +63,7 @@ def instantiations() -> Iterator[tuple[str, str]]:
     for dtype, index_dtype in product(VALUE_DTYPES, ("int32", "int64")):
         products = [("spmm_sampled", constants) for constants in _variants(dtype)]
         dots = product((16 // ITEMSIZE[dtype], 1), STRATEGIES.values())
-        for kernel, constants in [*products, *(("sddmm_sampled", one) for one in dots)]:
+        for kernel, constants in [*products, *(("sddmm_sampled", item) for item in dots)]:
             name = jit.expression(kernel, (dtype, index_dtype), constants)
             yield f"sampling/{_FILE[kernel]}.cu", name
     for index_dtype, strategy in product(("int32", "int64"), STRATEGIES.values()):
@@ -93,10 +93,10 @@ def _structure(
     if isinstance(A, Structure):
         return exact(A)  # whether rows are cut decides the kernel
     built = A._built()
-    if width * A.n_rows < A.nnz and "chunks" not in built.found:
+    if width * A.n_rows < A.nnz and "chunks" not in built.parts:
         return without_chunks(A)
     # Torch traces calls without the longest row, and those of eager mode are to add up alike.
-    return built.found.get("structure of sampled rows") or built.ask(
+    return built.parts.get("structure of sampled rows") or built.ask(
         "structure of sampled rows", lambda: replace(structure_of(A), longest=A.chunks.longest)
     )
 
@@ -150,8 +150,7 @@ def spmm_sampled(
     if 0 < S.longest <= width:
         return partial(_take_all, mean=mean)
     if not S.nnz:
-        fill = filling(S.n_rows * feat * ITEMSIZE[dtype])
-        return Prepared(((fill, ("out",)),), results)
+        return zeroed(S, results)
     weighted, stride = values is not None, m.row_stride(x)
     case = _Case(
         S.n_rows, S.n_cols, S.nnz, S.blocks, S.n_cuts, dtype, feat, stride,
@@ -215,7 +214,7 @@ def _cuts(case: _Case) -> tuple[int, int, tuple[_Cut, ...]]:
 
 
 def room_of_a_row(n_rows: int, nnz: int, width: int) -> int:
-    """Places for the sample of each row, or 0: as many places as the row has entries."""
+    """Count the places for the sample of each row, or 0: as many as the row has entries."""
     return width if n_rows * width <= nnz else 0
 
 

@@ -28,7 +28,7 @@ def places_oracle(length: int, width: int, strategy: str, seed: int, row: int) -
     if length <= width or strategy == "bucket":
         return list(range(min(length, width)))
     if strategy == "fastrand":
-        prime = next(one for one in _PRIMES if length % one)
+        prime = next(number for number in _PRIMES if length % number)
         return [k * prime % length for k in range(width)]
     key = _mixed(_mixed(seed) + (row + 1) * 0x9E3779B97F4A7C15)
     return [_permuted(k, length, key) for k in range(width)]
@@ -74,17 +74,17 @@ def spmm_sampled_bound(A: CSR, X: Array, width: int, **options: Any) -> Array:
 
 
 def sddmm_sampled_oracle(A: CSR, X: Array, Y: Array, width: int, **options: Any) -> Array:
-    """``r[i] s_i c[j] <X[i], Y[j]>`` at the sampled entries and 0 at the others, in float64."""
+    """Compute ``r[i] s_i c[j] <X[i], Y[j]>`` at the sampled entries, else 0, in float64."""
     A = A.to("cpu")
     B, r, c = _scaled_sample(A, width, **options)
     _, perm = sample_oracle(A, width, **_chosen(**options))
-    X, Y, found, e = float64(X), float64(Y), np.zeros(A.nnz), 0
+    X, Y, result, e = float64(X), float64(Y), np.zeros(A.nnz), 0
     for row, end in enumerate(B.indptr[1:].tolist()):
         while e < end:
             col = int(B.indices[e])
-            found[perm[e]] = r[row] * c[col] * (X[row] * Y[col]).sum()
+            result[perm[e]] = r[row] * c[col] * (X[row] * Y[col]).sum()
             e += 1
-    return found
+    return result
 
 
 def sddmm_sampled_bound(A: CSR, X: Array, Y: Array, width: int, **options: Any) -> Array:
@@ -108,13 +108,13 @@ def _chosen(*, strategy: str = "bucket", seed: int = 0, **_: Any) -> dict[str, A
 
 def _scaled_sample(
     A: CSR, width: int, *, mean: bool = False, rescale: bool = False, row_scale: Any = None,
-    col_scale: Any = None, **how: Any,
+    col_scale: Any = None, **options: Any,
 ) -> tuple[CSR, Array, Array]:  # fmt: skip
     """Return the sample, and the factors of its rows and columns."""
     A = A.to("cpu")
-    B = sample_oracle(A, width, **how)[0]
-    whole, kept = A.lengths.astype(np.float64), np.maximum(B.lengths, 1).astype(np.float64)
-    share = 1 / kept if mean else whole / kept if rescale else np.ones(A.n_rows)
+    B = sample_oracle(A, width, **options)[0]
+    lengths, sampled = A.lengths.astype(np.float64), np.maximum(B.lengths, 1).astype(np.float64)
+    share = 1 / sampled if mean else lengths / sampled if rescale else np.ones(A.n_rows)
     return B, factors(row_scale, A.n_rows) * share, factors(col_scale, A.n_cols)
 
 
@@ -122,7 +122,7 @@ def _scaled_sample(
 
 
 def _mixed(z: int) -> int:
-    """SplitMix64's finaliser of ``z`` modulo 2**64 (Steele, Lea and Flood, OOPSLA'14)."""
+    """Compute SplitMix64's finaliser of ``z`` modulo 2**64 (Steele, Lea and Flood, OOPSLA'14)."""
     z %= 2**64
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64

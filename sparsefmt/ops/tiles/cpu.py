@@ -102,11 +102,11 @@ def _add_tile(zero: Any, f: int, width: int, entries: Any, args: Any) -> None:
 def _finish(Y: Array, row_scale: Array, degree: Array, top: int, mean: bool) -> None:
     """Divide and scale the rows from ``top`` on that have entries."""
     Y, feat = Y
-    one = Y.dtype.type(1)
+    unit = Y.dtype.type(1)
     for k in range(len(degree)):
         if degree[k]:
-            divisor = Y.dtype.type(degree[k]) if mean else one
-            factor = row_scale[top + k] if len(row_scale) else one
+            divisor = Y.dtype.type(degree[k]) if mean else unit
+            factor = row_scale[top + k] if len(row_scale) else unit
             scaled_row(Y, np.uint64((top + k) * feat), np.uint64(feat), divisor, factor)
 
 

@@ -40,8 +40,8 @@ RING = 32
 BUFFERS = 3
 
 _FILE = "tiles/spmm.cu"
-#: Parameters of each kernel as the module ``struct`` packs them: pointers, 8 and 4-byte integers.
-_PARAMETERS = {"spmm_sgt_mma": "11PqIIii", "spmm_sgt_parts": "4P2q4i"}
+#: Parameters of both kernels as the module ``struct`` packs them: pointers, 8 and 4-byte integers.
+_PARAMETERS, _OF_PARTS = "11PqIIii", "4P2q4i"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,8 @@ def _launch(
     pitch = shape.slices * shape.constants[1]
     sums = m.empty((4 * T.n_parts * T.height * pitch,), "uint8", x) if T.n_parts else None
     scale, workspace, to, stream = *map(m.pointer, (row_scale, sums, out)), m.stream(x)
-    kernel = load("spmm_sgt_mma", dtype, T.index_dtype, shape.constants, shared=shape.shared)
+    types, of_case = (dtype, T.index_dtype), shape.constants
+    kernel = jit.load(_FILE, "spmm_sgt_mma", _PARAMETERS, types, of_case, shared=shape.shared)
     kernel(
         T.n_items * shape.slices,
         (
@@ -201,17 +202,9 @@ def _launch(
         stream=stream,
     )
     if T.n_cuts:
-        kernel = load("spmm_sgt_parts", dtype, T.index_dtype)
+        kernel = jit.load(_FILE, "spmm_sgt_parts", _OF_PARTS, types)
         kernel(
             jit.warps_to_blocks(T.n_cuts * T.height * -(-feat // jit.WARP)),
             (T.cuts, workspace, scale, to, T.n_rows, pitch, T.n_cuts, T.height, feat, flags),
             stream=stream,
         )
-
-
-def load(
-    kernel: str, dtype: str, index_dtype: str, constants: tuple[int, ...] = (), *, shared: int = 0
-) -> jit.Kernel:
-    """Load a kernel of SpMM by tiles."""
-    types = dtype, index_dtype
-    return jit.load(_FILE, kernel, _PARAMETERS[kernel], types, constants, shared=shared)

@@ -49,10 +49,10 @@ def block(height: int, row: int) -> tuple[int, int]:
 def launches(dtype: str, feat: int) -> tuple[int, tuple[tuple[int, int], ...]]:
     """Choose the bytes of features of a block, and where each launch begins, with its flags."""
     size = ITEMSIZE[dtype]
-    row = next((one for one in ROWS if one >= feat * size), ROWS[-1])
+    row = next((start for start in ROWS if start >= feat * size), ROWS[-1])
     begins = range(0, feat, row // size)
     last = begins[-1]
-    return row, tuple((one, ADD * (one > 0) | KEEP * (one < last)) for one in begins)
+    return row, tuple((start, ADD * (start > 0) | KEEP * (start < last)) for start in begins)
 
 
 def sddmm(

@@ -33,7 +33,7 @@ def spmm_kernels(on_csr: Callable[..., Any]) -> tuple[Kernel, ...]:
     return (
         Kernel("spmm_sgt_mma", partial(cuda.spmm, on_csr), refuses=against_spmm, note=_NOTE),
         Kernel("spmm_sgt_csr", _on_structure(on_csr), ("sgt",), "gpu", note=_ON_STRUCTURE),
-        Kernel("spmm_sgt_numba", deferred(_CPU, "spmm"), ("sgt",), "cpu", refuses=_not_a_sum),
+        Kernel("spmm_sgt_numba", deferred(_CPU, "spmm"), ("sgt",), "cpu", refuses=against_extrema),
     )
 
 
@@ -47,6 +47,11 @@ def sddmm_kernels(on_csr: Callable[..., Any]) -> tuple[Kernel, ...]:
     )
 
 
+def against_extrema(*_: Any, reduce: str = "sum", **__: Any) -> list[str]:
+    """List the reason against a maximum or minimum."""
+    return [] if reduce in ("sum", "mean") else [f"windows of tiles do not take a {reduce}"]
+
+
 def _on_structure(on_csr: Callable[..., Any]) -> Callable[..., Any]:
     """Make a kernel of an SGT of one of a CSR: it runs on the CSR that the SGT was made of."""
 
@@ -54,10 +59,6 @@ def _on_structure(on_csr: Callable[..., Any]) -> Callable[..., Any]:
         return on_csr(A._structure(), *args, **options)
 
     return run
-
-
-def _not_a_sum(A: Format, x: Array, *_: Any, reduce: str = "sum", **__: Any) -> list[str]:
-    return [] if reduce in ("sum", "mean") else [f"windows of tiles do not take a {reduce}"]
 
 
 # When tensor cores may run

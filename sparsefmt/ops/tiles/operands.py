@@ -51,15 +51,12 @@ class TileStructure:
 def tile_structure(split: Split, shape: tuple[int, int]) -> TileStructure:
     """Describe an SGT of that shape on a GPU; valid as long as the split lives."""
     arrays = split.items, split.cuts, split.columns, split.masks, split.starts, split.cells
-    items, cuts, columns, masks, starts, cells = (array.data.ptr for array in arrays)
+    pointers = (array.data.ptr for array in arrays)
+    sizes = split.items.dtype.name, split.height, len(split.items), len(split.cuts), split.n_parts
     rest = None if split.rest is None else structure_of(split.rest)
-    return TileStructure(
-        *(shape[0], shape[1], split.nnz, split.items.dtype.name, split.height),
-        *(len(split.items), len(split.cuts), split.n_parts),
-        *(items, cuts, columns, masks, starts, cells),
-        *(split.n_cells, split.taken),
-        rest,
-    )
+    counts = split.n_cells, split.taken
+    fields: tuple[Any, ...] = (*shape, split.nnz, *sizes, *pointers, *counts, rest)
+    return TileStructure(*fields)
 
 
 class Numbers(NamedTuple):
@@ -142,15 +139,12 @@ class Operands:
     def _rows_outside(self) -> Any:
         rest = self.split.rest
         with on_device_of(self._csr.indptr):
-            inside = _lengths(self._view(self._csr.indptr))
+            ends = self._view(self._csr.indptr)
             if rest is not None:
-                inside = inside - _lengths(self._view(rest.indptr))
+                ends = ends - self._view(rest.indptr)
+            inside = ends[1:] - ends[:-1]
             outside = inside == 0
             return outside if bool(outside.any()) else None  # synchronize!
-
-
-def _lengths(indptr: Array) -> Any:
-    return indptr[1:] - indptr[:-1]
 
 
 # Where tiles come from
@@ -239,7 +233,7 @@ class PreparedTiles:
 
     def operands(self, costs: Costs) -> Operands | None:
         """Return the operands; None where no entry pays, or a capture would have to build them."""
-        result = self._built.found
+        result = self._built.parts
         if costs not in result and not memory_of(self._shares).capturing():
             self._built.ask(costs, lambda: self.build(costs))
         return result.get(costs)
@@ -271,7 +265,7 @@ def tiles_of(A: Format | Structure) -> OwnTiles | PreparedTiles | None:
     """Find the tiles that a matrix brings, or that were prepared for it; None without any."""
     if type(A) is Structure:
         built = built_at(A) if tiled else None
-        return None if built is None else built.found.get("tiles")
+        return None if built is None else built.parts.get("tiles")
     return OwnTiles(A) if isinstance(A, SGT) else None
 
 

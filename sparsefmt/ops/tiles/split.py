@@ -111,12 +111,13 @@ def split(A: "SGT", csr: CSR, costs: Costs) -> Split:
 
 
 def _split(A: "SGT", csr: CSR, costs: Costs) -> Split:
+    """Split the entries on the device that is current."""
     result = _decide(A, costs)
     if result is None:
         return _nothing(A)
     choice, counted = result
-    part, whole = costs.longest_part(choice.n_slabs), choice.taken == A.nnz
-    items, cuts, n_parts = _items(choice.slab_ptr, whole, part, A.index_dtype)
+    part, complete = costs.longest_part(choice.n_slabs), choice.taken == A.nnz
+    items, cuts, n_parts = _items(choice.slab_ptr, complete, part, A.index_dtype)
     least, slab_ptr, entry_ptr, items, cuts = send(
         [choice.least, choice.slab_ptr, choice.entry_ptr, items, cuts], like=A.order
     )
@@ -125,40 +126,20 @@ def _split(A: "SGT", csr: CSR, costs: Costs) -> Split:
     rest, rest_perm = None, None
     if slabs.taken is not None:
         rest, rest_perm = tile_slabs.remaining(csr, slabs.taken, A.nnz - choice.taken)
-    return Split(
-        items=items,
-        cuts=cuts,
-        columns=slabs.columns.reshape(-1, SLAB),
-        masks=slabs.masks.reshape(choice.n_slabs, LANES, A.tile[0] // 16),
-        starts=slabs.starts,
-        cells=slabs.cells,
-        perm=slabs.perm,
-        rest=rest,
-        rest_perm=rest_perm,
-        height=A.tile[0],
-        nnz=A.nnz,
-        taken=choice.taken,
-        n_parts=n_parts,
-    )
+    columns, height = slabs.columns.reshape(-1, SLAB), A.tile[0]
+    masks = slabs.masks.reshape(choice.n_slabs, LANES, height // 16)
+    entries, of_rest = (slabs.starts, slabs.cells, slabs.perm), (rest, rest_perm)
+    sizes = height, A.nnz, choice.taken, n_parts
+    return Split(items, cuts, columns, masks, *entries, *of_rest, *sizes)
 
 
 def _nothing(A: "SGT") -> Split:
-    xp, dtype = namespace(A.order), A.index_dtype
-    return Split(
-        items=xp.empty((0, 4), dtype),
-        cuts=xp.empty((0, 4), dtype),
-        columns=xp.empty((0, SLAB), dtype),
-        masks=xp.empty((0, LANES, A.tile[0] // 16), np.uint8),
-        starts=xp.zeros(1, dtype),
-        cells=xp.empty(0, np.uint16),
-        perm=xp.empty(0, dtype),
-        rest=None,
-        rest_perm=None,
-        height=A.tile[0],
-        nnz=A.nnz,
-        taken=0,
-        n_parts=0,
-    )
+    """Return the split of an SGT that takes nothing."""
+    xp, dtype, height = namespace(A.order), A.index_dtype, A.tile[0]
+    items, cuts = (xp.empty((0, 4), dtype) for _ in range(2))
+    columns, masks = xp.empty((0, SLAB), dtype), xp.empty((0, LANES, height // 16), np.uint8)
+    entries = xp.zeros(1, dtype), xp.empty(0, np.uint16), xp.empty(0, dtype)
+    return Split(items, cuts, columns, masks, *entries, None, None, height, A.nnz, 0, 0)
 
 
 # What is decided
@@ -193,22 +174,22 @@ def _choose(
     cost += np.where(used, costs.window * scale, 0)
     cost += (everything - entries) * costs.left
     empty = n_windows - np.count_nonzero(used[1])  # they have zeros to write
-    whole = cost[1].sum() + empty * (costs.window * scale)
+    complete = cost[1].sum() + empty * (costs.window * scale)
     cost += np.where(used, costs.again * scale + rows, rows)
     cost[0] = everything + rows
     alone = cost[0].sum()
     best = cost.min(axis=0)
     least = MOST - ((cost == best) * _BEFORE_MOST).max(axis=0)  # the first; argmin is 10x slower
     cheapest = best.sum() + costs.launch * share  # of the kernel that CUDA cores run
-    if whole <= cheapest:
-        cheapest = whole
+    if complete <= cheapest:
+        cheapest = complete
         least[:] = 1
-    given = options[:, least, np.arange(n_windows)]
+    chosen = options[:, least, np.arange(n_windows)]
     ptr = np.zeros((2, n_windows + 1), np.int64)
-    given.cumsum(axis=1, out=ptr[:, 1:])
+    chosen.cumsum(axis=1, out=ptr[:, 1:])
     n_slabs, taken = ptr[:, -1].tolist()
     part = costs.longest_part(n_slabs / share)
-    pieces = _pieces(given[0][given[0] > part], part)
+    pieces = -(-chosen[0][chosen[0] > part] // part)  # blocks of each window
     cheapest += costs.launch * share + costs.piece * scale * pieces.sum()
     if costs.gain * (alone - cheapest) < doubt * (costs.gain - 1) * alone or not taken:
         return None
@@ -232,15 +213,10 @@ def _options(figures: Array) -> Array:
     return result
 
 
-def _pieces(slabs: Array, part: int) -> Array:
-    """Count the blocks that each window goes to."""
-    return -(-slabs // part)
-
-
 def _items(slab_ptr: Array, alone: bool, part: int, dtype: DType) -> tuple[Array, Array, int]:
     """List the work of blocks: windows, those of many slabs in several parts."""
     slabs = slab_ptr[1:] - slab_ptr[:-1]
-    pieces = _pieces(slabs, part)
+    pieces = -(-slabs // part)  # blocks of each window
     if alone:  # windows without entries have rows of zeros to write
         pieces = np.maximum(pieces, 1)
     ends = pieces.cumsum()

@@ -5,7 +5,7 @@ and stored ones are left out.  Gradients are made of what each target's entries 
 transpose for what sources have; scores that vectors made take one launch before and one behind.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 from ....formats.arrays import Array
 from ...edges.cuda import sddmm
 from ...engine import jit
-from ...engine.call import Launcher, Prepared, Result, call, launcher
+from ...engine.call import Launcher, Prepared, Result, call, launcher, with_options, zeroed
 from ...engine.jit import ITEMSIZE, filling
 from ...engine.memory import Memory, Scalar
 from ...engine.structure import Structure
@@ -56,15 +56,6 @@ def dropping_of(share: float, seed: Array | Scalar | None) -> Dropping:
     return Dropping("seed", below, 1 / (1 - share))
 
 
-def zeroed(S: Structure, results: Sequence[Result]) -> Prepared:
-    """Prepare to fill results with zeros."""
-    names = "out", *(f"out_{number}" for number in range(1, len(results)))
-    counts = ((getattr(S, rows) if rows else 1) * prod(shape) for shape, _, rows in results)
-    sized = zip(names, counts, results, strict=True)
-    launches = ((filling(n * ITEMSIZE[of.dtype]), (name,)) for name, n, of in sized if n)
-    return Prepared(tuple(launches), tuple(results))
-
-
 def result_like(x: Array | None, dtype: str, rows: str = "n_rows") -> Result:
     """Return a result of rows as an array has them; an empty one for None."""
     return Result((0,), dtype, "") if x is None else Result(tuple(x.shape[1:]), dtype, rows)
@@ -73,6 +64,20 @@ def result_like(x: Array | None, dtype: str, rows: str = "n_rows") -> Result:
 def padded(nbytes: int) -> int:
     """Round up bytes of a workspace, so that what follows them is aligned."""
     return -(-nbytes // 256) * 256
+
+
+def adding_up(place: int, axis: int) -> Callable[[list[Any]], tuple[Any, ...]]:
+    """Make a function that adds up the parts of the result at that place."""
+    return lambda results: (*results[:place], results[place].sum(axis), *results[place + 1 :])
+
+
+def forward_first(
+    forward: Launcher, backward: Launcher, count: int, S: Structure, T: Any, perm: Array,
+    grad: Array, *args: Any, **options: Any,
+) -> Any:  # fmt: skip
+    """Run gradients on the ``count`` results of forward that are made anew."""
+    saved = call(forward, S, *args[count + 1 :], **options)
+    return call(backward, S, T, perm, grad, *saved, *args[count:], **options)
 
 
 def _round_first(launcher: Launcher, place: int, S: Structure, *args: Any, **options: Any) -> Any:
@@ -108,7 +113,7 @@ class Case(NamedTuple):
 
 
 def _case_of(
-    m: Memory, args: GatArguments | VectorArguments, shape: tuple[int, int], narrow: Any = False
+    m: Memory, args: GatArguments | VectorArguments, shape: tuple[int, int], narrow: bool = False
 ) -> Case:
     """Read the case of a call from its arguments; ``shape`` are heads and features."""
     bias = getattr(args, "bias", None) if shape[1] else None
@@ -122,38 +127,20 @@ def _case_of(
 # The product
 
 
-@launcher(sizes=sizes, in_place=(), names=GatArguments._fields)
-def gat(
-    S: Structure,
-    m: Memory,
-    *arguments: Any,
-    out: Array | None = None,
-    narrow: Any = False,
-    **_: Any,
-) -> Any:
+def _prepare(
+    S: Structure, m: Memory, *arguments: Any, train: bool, out: Array | None = None,
+    narrow: bool = False, **_: Any,
+) -> Any:  # fmt: skip
     """Prepare ``out[i, k] = sum of M[e, k] P[e, k] h[j, k]``, of ``GatArguments``.
 
-    ``narrow`` rounds the rows that entries gather, of float32, to bfloat16 once, and is an array of
-    them then: all else stays float32, here and in the gradients.
+    To ``train``, what its gradient needs too, even without features.  ``narrow`` rounds the rows
+    that entries gather, of float32, to bfloat16 once, and is an array of them then: all else stays
+    float32, here and in the gradients.
     """
-    return _forward(gat, S, m, GatArguments(*arguments), out, narrow)
-
-
-@launcher(sizes=sizes, in_place=(), names=GatArguments._fields)
-def gat_with_statistics(
-    S: Structure, m: Memory, *arguments: Any, narrow: Any = False, **_: Any
-) -> Any:
-    """Prepare ``gat``, and what its gradient needs, even without features."""
-    return _forward(gat_with_statistics, S, m, GatArguments(*arguments), None, narrow)
-
-
-def _forward(
-    launcher: Launcher, S: Structure, m: Memory, args: GatArguments, out: Array | None, narrow: Any
-) -> Any:
-    """Prepare the product, and for ``gat_with_statistics`` what backward needs."""
+    args = GatArguments(*arguments)
     case = _case_of(m, args, heads_and_feat(args.h), narrow)
     results, plus, statistics = [result_like(args.h, case.dtype)], "", ""
-    if launcher is gat_with_statistics:
+    if train:
         results += result_like(args.h, case.dtype), Result((case.heads, 4), case.sums)
         plus, statistics = "out_1", "out_2"
     if not (S.n_rows and case.heads and (case.feat or plus)):
@@ -161,10 +148,17 @@ def _forward(
     if not (S.nnz or case.loops):
         return zeroed(S, results)
     if narrow is True:
-        return partial(_round_first, launcher, 0)
+        return partial(_round_first, gat_with_statistics if train else gat, 0)
     arrays = args.h, out, None, narrow
     launches, nbytes = _product(S, m, case, *arrays, "el", "er", plus, statistics)
     return Prepared(tuple(launches), tuple(results), (0, nbytes))
+
+
+_OF_ENDS: Any = {"sizes": sizes, "in_place": (), "names": GatArguments._fields}
+gat = Launcher(with_options("gat", _prepare, train=False), **_OF_ENDS)
+gat_with_statistics = Launcher(
+    with_options("gat_with_statistics", _prepare, train=True), **_OF_ENDS
+)
 
 
 def _product(
@@ -234,39 +228,25 @@ def gat_attention(
 # The product of scores that vectors make
 
 
-@launcher(sizes=sizes, in_place=(), names=VectorArguments._fields)
-def gat_of_vectors(S: Structure, m: Memory, *arguments: Any, narrow: Any = False) -> Any:
-    """Prepare ``gat`` of the scores ``<h, source>`` and ``<h, target>`` of each row and head."""
-    return _of_vectors(gat_of_vectors, S, m, VectorArguments(*arguments), narrow)
-
-
-@launcher(sizes=sizes, in_place=(), names=VectorArguments._fields)
-def gat_of_vectors_with_statistics(
-    S: Structure, m: Memory, *arguments: Any, narrow: Any = False
+def _prepare_of_vectors(
+    S: Structure, m: Memory, *arguments: Any, train: bool, narrow: bool = False
 ) -> Any:
-    """Prepare the product, and what the gradient needs.
+    """Prepare ``gat`` of the scores ``<h, source>`` and ``<h, target>`` of each row and head.
 
-    That is ``Forward.plus``, and in one array the statistics, which are 4 of each row and head, and
-    the scores of sources and of targets.
+    To ``train``, what its gradient needs too: ``Forward.plus``, and in one array the statistics, 4
+    of each row and head, and the scores of sources and of targets.
     """
     args = VectorArguments(*arguments)
-    return _of_vectors(gat_of_vectors_with_statistics, S, m, args, narrow)
-
-
-def _of_vectors(
-    launcher: Launcher, S: Structure, m: Memory, args: VectorArguments, narrow: Any
-) -> Any:
-    """Prepare the product of scores that vectors make."""
     case, h = _case_of(m, args, heads_of(args.source), narrow), args.h
     items, feat, size = S.n_rows * case.heads, case.feat, ITEMSIZE[case.sums]
     results, plus, statistics = [result_like(h, case.dtype)], "", ""
-    if train := launcher is gat_of_vectors_with_statistics:
+    if train:
         results += result_like(h, case.dtype), Result((6 * items,), case.sums, "")
         plus, statistics = "out_1", "out_2"
     if not (items * feat and (S.nnz or case.loops or case.bias)):
         return zeroed(S, results)
     if narrow is True:
-        return partial(_round_first, launcher, 0)
+        return partial(_round_first, gat_of_vectors_with_statistics if train else gat_of_vectors, 0)
     array, begin, room = ("out_2", 4, 0) if train else ("workspace", 0, padded(2 * items * size))
     el, er = ((array, (begin + end) * items * size) for end in (0, 1))
     vector = _vector(m, case, h, args.source, args.target)
@@ -275,6 +255,15 @@ def _of_vectors(
     launches, nbytes = _product(S, m, case, *arrays, el, er, plus, statistics, room)
     scores = launch, ("h", "source", "target", el, er)
     return Prepared((scores, *launches), tuple(results), (0, room + nbytes))
+
+
+_OF_VECTORS: Any = _OF_ENDS | {"names": VectorArguments._fields}
+gat_of_vectors = Launcher(
+    with_options("gat_of_vectors", _prepare_of_vectors, train=False), **_OF_VECTORS
+)
+gat_of_vectors_with_statistics = Launcher(
+    with_options("gat_of_vectors_with_statistics", _prepare_of_vectors, train=True), **_OF_VECTORS
+)
 
 
 def _vector(m: Memory, case: Case, *arrays: Array | None) -> int:
@@ -290,18 +279,18 @@ def _vector(m: Memory, case: Case, *arrays: Array | None) -> int:
 @launcher(sizes=sizes, in_place=(), names=GatArguments._fields, structures=2)
 def gat_backward(
     S: Structure, m: Memory, T: Structure, grad: Array, result: Array | None, plus: Array | None,
-    statistics: Array | None, of_edges: bool, *arguments: Any, narrow: Any = False, **_: Any,
+    statistics: Array | None, of_edges: bool, *arguments: Any, narrow: bool = False, **_: Any,
 ) -> Any:  # fmt: skip
     """Prepare gradients of ``h, el, er, loop_edges, edges``: empty if not given or not wanted.
 
     What is not given of the forward pass is made anew.
     """
     if statistics is None:
-        return _forward_first
+        return partial(forward_first, gat_with_statistics, gat_backward, 3)
     args = GatArguments(*arguments)
     case = _case_of(m, args, heads_and_feat(args.h), narrow)
-    if other := _another_way(gat_backward, S, case, of_edges, narrow):
-        return other
+    if run := _unprepared(gat_backward, S, case, of_edges, narrow):
+        return run
     slices, alignment = _slices(m, case, grad, args.h, narrow)
     results = (
         result_like(args.h, case.dtype, "n_cols"),
@@ -314,36 +303,20 @@ def gat_backward(
     read, written = ("el", "er", "statistics"), ("out_1", "out_2", "out_3", "out_4" * of_edges)
     arrays = grad, args.h, slices, alignment
     launches, nbytes = _gradients(S, T, m, case, *arrays, read, written, at)
-
-    def add_up(results: list[Any]) -> tuple[Any, ...]:
-        dh, d_el, *others = results
-        return dh, d_el.sum(-1), *others
-
-    return Prepared(tuple(launches), results, (0, nbytes), add_up if slices > 1 else tuple)
-
-
-def _forward_first(
-    S: Structure, T: Any, perm: Array, grad: Array, _: Any, __: Any, ___: Any, of_edges: bool,
-    *args: Any, **options: Any,
-) -> Any:  # fmt: skip
-    """Run ``gat_backward`` on results of forward that are made anew."""
-    saved = call(gat_with_statistics, S, *args, **options)
-    return call(gat_backward, S, T, perm, grad, *saved, of_edges, *args, **options)
+    finish = adding_up(1, -1) if slices > 1 else tuple
+    return Prepared(tuple(launches), results, (0, nbytes), finish)
 
 
 @launcher(sizes=sizes, in_place=(), names=VectorArguments._fields, structures=2)
 def gat_of_vectors_backward(
     S: Structure, m: Memory, T: Structure, grad: Array, result: Array, plus: Array, of_rows: Array,
-    of_edges: bool, *arguments: Any, narrow: Any = False,
+    of_edges: bool, *arguments: Any, narrow: bool = False,
 ) -> Any:  # fmt: skip
-    """Prepare gradients of ``h``, ``source, target, bias`` in one, ``loop_edges``, ``edges``.
-
-    They take what ``gat_of_vectors_with_statistics`` has saved.
-    """
+    """Prepare gradients of ``h``, ``source, target, bias`` in one, ``loop_edges``, ``edges``."""
     args = VectorArguments(*arguments)
     case, h = _case_of(m, args, heads_of(args.source), narrow), args.h
-    if other := _another_way(gat_of_vectors_backward, S, case, of_edges, narrow):
-        return other
+    if run := _unprepared(gat_of_vectors_backward, S, case, of_edges, narrow):
+        return run
     slices, alignment = _slices(m, case, grad, h, narrow)
     n, items, size = S.n_rows, S.n_rows * case.heads, ITEMSIZE[case.sums]
     d_el, d_er = ("workspace", 4 * items * size), ("workspace", (4 + slices) * items * size)
@@ -359,7 +332,7 @@ def gat_of_vectors_backward(
         blocks, launch = through_launch(*of_case)
         ends = "h", "out", d_el, d_er, "source", "target", of_result, "out", "out_1"
         launches.append((launch, ends))
-        vectors, finish = (blocks, *vectors), _add_up_vectors
+        vectors, finish = (blocks, *vectors), adding_up(1, 0)
     elif nothing := prod(vectors) * size:
         launches.append((filling(nothing), ("out_1",)))
     of_scores = args.edges if of_edges else None
@@ -372,26 +345,15 @@ def gat_of_vectors_backward(
     return Prepared(tuple(launches), results, (0, nbytes), finish)
 
 
-def _add_up_vectors(results: list[Any]) -> tuple[Any, ...]:
-    """Add up gradients of vectors over the blocks."""
-    dh, of_blocks, *others = results
-    return dh, of_blocks.sum(0), *others
-
-
-def _another_way(
+def _unprepared(
     launcher: Launcher, S: Structure, case: Case, of_edges: bool, narrow: Any
 ) -> Callable[..., Any] | None:
     """Return what runs a case whose launches cannot be prepared for all of its calls, or None."""
     if narrow is True:
         return partial(_round_first, launcher, 2)
     if case.edges and of_edges and S.alike is not None:  # products depend on the number of entries
-        return partial(_run_alone, launcher)
+        return lambda S, *args, **options: call(launcher, S.cached(replace), *args, **options)
     return None
-
-
-def _run_alone(launcher: Launcher, S: Structure, *args: Any, **options: Any) -> Any:
-    """Run a launcher whose launches serve no other structure."""
-    return call(launcher, S.once(replace), *args, **options)
 
 
 def _slices(m: Memory, case: Case, grad: Array, h: Array, narrow: Any) -> tuple[int, int]:

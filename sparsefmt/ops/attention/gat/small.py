@@ -30,10 +30,7 @@ def reasons_against(A: CSR, heads: int, feat: int) -> list[str]:
 
 
 def philox(seed: Array, counter: Array, stream: Array) -> Array:
-    """Compute the first word of each counter by Philox4x32-10 (Salmon et al., SC'11).
-
-    Compiled loops have this function too, for numbers.
-    """
+    """Compute the first word of each counter by Philox4x32-10 (SC'11), in loops as well."""
     low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     a, b = np.uint64(counter) & low, np.uint64(counter) >> half
     c, d = np.uint64(stream), np.uint64(0)
@@ -103,10 +100,7 @@ class Twin(NamedTuple):
         self, A: CSR, T: CSR | None, perm: Array | None, grad: Array, out: Array | None,
         plus: Array | None, statistics: Array | None, of_edges: bool, *arguments: Any, **_: Any,
     ) -> tuple[Array, ...]:  # fmt: skip
-        """Compute gradients of ``h, el, er, loop_edges, edges``, empty where none are wanted.
-
-        What is not given of the forward pass and of the transpose is made anew.
-        """
+        """Compute gradients of ``h, el, er, loop_edges, edges``, as on a GPU."""
         args, saved = GatArguments(*arguments), Forward(out, plus, statistics)
         if statistics is None:
             saved = self.forward(A, None, args)
@@ -181,14 +175,14 @@ class _Values(NamedTuple):
     entries: Array
     loops: Array | None
 
-    def each(self, function: Callable[..., Any], *others: "_Values") -> "_Values":
+    def each(self, function: Callable[..., Any], *more: "_Values") -> "_Values":
         """Call the function with the values of entries, and with those of loops."""
-        values = zip(self, *others, strict=True)
+        values = zip(self, *more, strict=True)
         return _Values(*[None if of[0] is None else function(*of) for of in values])
 
-    def times(self, others: "_Values") -> "_Values":
+    def times(self, more: "_Values") -> "_Values":
         """Multiply each with another one."""
-        return self.each(np.multiply, others)
+        return self.each(np.multiply, more)
 
 
 class _Scores(NamedTuple):
@@ -265,9 +259,9 @@ def _forward(
     w = _dropped(A, w, dropping)
     factor = np.where(total == 0, 0, dropping.scale / total)[:, :, None]
     shape = A.n_rows, *h.shape[1:]
-    product = _in_place(_products(A, w, X) * factor, shape)
+    product = _by_rows(_products(A, w, X) * factor, shape)
     if train:
-        plus = _in_place(_products(A, w.times(s.positive), X) * factor, shape)
+        plus = _by_rows(_products(A, w.times(s.positive), X) * factor, shape)
     if bias is not None:
         product = product + wide(bias).reshape(h.shape[1:])
     if out is None:
@@ -302,15 +296,15 @@ def _products(A: CSR, w: _Values, X: Array, *, transposed: bool = False) -> Arra
     return sums if w.loops is None else sums + w.loops[:, :, None] * X
 
 
+def _by_rows(sums: Array, shape: tuple[int, ...]) -> Array:
+    """Return (heads, n, feat) in the layout of the features."""
+    return np.ascontiguousarray(sums.transpose(1, 0, 2)).reshape(shape)
+
+
 def _row_sums(A: CSR, w: _Values) -> Array:
     """Sum the weights of each row: (heads, n_rows)."""
     ones = small.ones(len(w.entries) * A.n_cols, w.entries.dtype)
     return _products(A, w, ones.reshape(len(w.entries), A.n_cols, 1))[:, :, 0]
-
-
-def _in_place(by_heads: Array, shape: tuple[int, ...]) -> Array:
-    """Return (heads, n, feat) in the layout of the features."""
-    return np.ascontiguousarray(by_heads.transpose(1, 0, 2)).reshape(shape)
 
 
 def _dropped(A: CSR, w: _Values, dropping: Dropping) -> _Values:
@@ -363,7 +357,7 @@ def _gradients(
         dz = w.loops * _dots_of_rows(g, X) - P.loops * D
         d_loops[...] = (slopes.loops * dz).T.reshape(d_loops.shape)
     shaped = d_el.T.reshape(args.el.shape), d_er.T.reshape(args.er.shape)
-    return rounded(_in_place(dh, h.shape), h), *map(np.ascontiguousarray, shaped), d_loops, d_edges
+    return rounded(_by_rows(dh, h.shape), h), *map(np.ascontiguousarray, shaped), d_loops, d_edges
 
 
 def _dots_of_rows(left: Array, right: Array) -> Array:

@@ -49,7 +49,7 @@ def structure_with_columns(A: Any, *_: Any, **__: Any) -> Structure:
     if isinstance(A, Structure):
         return A
     S, built = structure_of(A), A._built()
-    if "columns" not in built.found:
+    if "columns" not in built.parts:
         own = {"indptr": A.indptr, "indices": A.indices, "data": None, "shape": A.shape}
         built.ask("columns", lambda: built_for(S, lambda: CSR._trusted(**own)))
     return S
@@ -65,7 +65,7 @@ def blocks_of(A: CSR | Structure, blocks: int, stream: int) -> tuple[ColumnBlock
     if csr is None:
         return ()
     built, key = csr._built(), ("column blocks", blocks)
-    if key not in built.found and capturing(stream):
+    if key not in built.parts and capturing(stream):
         return ()
     return built.ask(key, lambda: _build(csr, blocks) if csr.has_sorted_indices else ())
 

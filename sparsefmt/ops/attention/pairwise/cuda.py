@@ -10,6 +10,7 @@ its own, whose edge score is 0.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, product
 from math import prod
 from typing import Any, NamedTuple
@@ -17,11 +18,19 @@ from typing import Any, NamedTuple
 from ...._caches import lru_cache
 from ....formats.arrays import VALUE_DTYPES, Array
 from ...engine import jit
-from ...engine.call import Prepared, Result, call, launcher
+from ...engine.call import Prepared, Result, launcher, zeroed
 from ...engine.jit import ITEMSIZE, Launch, row_bytes
 from ...engine.memory import Memory
 from ...engine.structure import Structure, exact
-from ..gat.cuda import Argument, Launches, dropping_of, padded, result_like, zeroed
+from ..gat.cuda import (
+    Argument,
+    Launches,
+    adding_up,
+    dropping_of,
+    forward_first,
+    padded,
+    result_like,
+)
 from ..gat.launches import TEAM_BYTES
 from ..score import Dropping, PairwiseArguments, heads_and_feat, shape_of, sums_dtype
 from . import column_blocks
@@ -87,7 +96,7 @@ class Pass(NamedTuple):
 
     direction: int  #: FORWARD, SOURCES (over the transpose) or TARGETS
     out: str  #: the result; the gradient of values, or of keys and values; that of queries
-    other: str = ""  #: of SOURCES: the gradient of keys, where values are not the keys
+    of_keys: str = ""  #: of SOURCES: the gradient of keys, where values are not the keys
     alignment: int = 0  #: the lowest bits of the addresses of features that are no arguments
     statistics: str = ""  #: of FORWARD: (n_rows, heads, 2)
     datt: str = ""  #: of TARGETS: (thread blocks, heads, feat), to be summed
@@ -96,7 +105,7 @@ class Pass(NamedTuple):
     @property
     def arrays(self) -> int:
         """Count the arrays of features that it writes."""
-        return 1 + (self.other != "")
+        return 1 + (self.of_keys != "")
 
 
 def _case_of(m: Memory, args: PairwiseArguments) -> Case:
@@ -107,9 +116,7 @@ def _case_of(m: Memory, args: PairwiseArguments) -> Case:
 
 
 @launcher(in_place=(), names=PairwiseArguments._fields, structure=structure_with_columns)
-def pairwise(
-    S: Structure, m: Memory, *arguments: Any, out: Array | None = None
-) -> Prepared:  # fmt: skip
+def pairwise(S: Structure, m: Memory, *arguments: Any, out: Array | None = None) -> Prepared:
     """Prepare ``O[i, h] = sum of M[e, h] P[e, h] V[j, h]``, of ``PairwiseArguments``."""
     case = _case_of(m, PairwiseArguments(*arguments))
     results = (result_like(case.args.keys, case.dtype),)
@@ -117,9 +124,7 @@ def pairwise(
 
 
 @launcher(in_place=(), names=PairwiseArguments._fields, structure=structure_with_columns)
-def pairwise_with_statistics(
-    S: Structure, m: Memory, *arguments: Any,
-) -> Prepared:  # fmt: skip
+def pairwise_with_statistics(S: Structure, m: Memory, *arguments: Any) -> Prepared:
     """Prepare ``pairwise``, and what backward reads of each row and head.
 
     (n_rows, heads, 2): the largest score, and 1 over the sum of exponentials relative to that;
@@ -171,7 +176,7 @@ def pairwise_backward(
     if not some:
         return zeroed(S, results)
     if statistics is None:
-        return _forward_first
+        return partial(forward_first, pairwise_with_statistics, pairwise_backward, 2)
     at = padded(4 * S.n_rows * case.heads * ITEMSIZE[case.sums])
     launch = _stats_launch(case.device, case.dtype, S.n_rows * case.heads, case.feat)
     stats: Any = launch, ("result", "grad", "statistics", ("workspace", 0))
@@ -180,24 +185,10 @@ def pairwise_backward(
     datt, dedges = "out_3" * additive, "out_4" * (wanted is not None)
     targets = Pass(TARGETS, "out", "", m.pointer(grad), datt=datt, dedges=dedges)
     of_sources, nbytes, lasts = _pass(T, case, sources, at)
-    of_targets, others, last = _pass(S, case, targets, at)
-    launches, workspace = (stats, *of_sources, *of_targets), (0, max(nbytes, others))
-    finish = _add_up if additive else tuple
+    of_targets, more_bytes, last = _pass(S, case, targets, at)
+    launches, workspace = (stats, *of_sources, *of_targets), (0, max(nbytes, more_bytes))
+    finish = adding_up(3, 0) if additive else tuple
     return Prepared(launches, results, workspace, finish, lasts and last)
-
-
-def _add_up(results: list[Any]) -> tuple[Any, ...]:
-    """Add up the gradient of ``att`` over the blocks."""
-    *features, of_blocks, dedges = results
-    return *features, of_blocks.sum(0), dedges
-
-
-def _forward_first(
-    S: Structure, T: Any, perm: Array, grad: Array, _: Any, __: Any, of_edges: bool, *args: Any
-) -> Any:
-    """Run ``pairwise_backward`` on results of forward that are made anew."""
-    saved = call(pairwise_with_statistics, S, *args)
-    return call(pairwise_backward, S, T, perm, grad, *saved, of_edges, *args)
 
 
 @lru_cache(maxsize=256)
@@ -240,7 +231,7 @@ def _pass(S: Structure, case: Case, work: Pass, at: int = 0) -> tuple[Launches, 
         places = [("workspace", place) for place in accumulate(between, initial=at)]
     *passed, part, other_part, carry = places
     if ITEMSIZE[case.dtype] != 2:  # results take sums as they are
-        part, other_part = work.out, work.other
+        part, other_part = work.out, work.of_keys
     side = "t_" if direction == SOURCES else ""
     summed = args.values is None and direction == SOURCES and shape.packs > 0
     # Where there are loops alone, nothing is read that has a value an entry.
@@ -253,7 +244,7 @@ def _pass(S: Structure, case: Case, work: Pass, at: int = 0) -> tuple[Launches, 
     for step, (B, moves, _) in enumerate(blocks):
         last = step == len(blocks) - 1
         of_block = passed[step % 2] if direction == FORWARD and not last else work.statistics
-        results = work.out, work.other, part, other_part, of_block, work.datt, dedges
+        results = work.out, work.of_keys, part, other_part, of_block, work.datt, dedges
         attention = (
             *(*read, grad, case.name("att"), stats, edges, *results, dropped.seed_at),
             *(passed[step % 2 - 1] if step else "", dropped.seed, args.slope, args.scale),

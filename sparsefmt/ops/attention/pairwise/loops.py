@@ -13,8 +13,8 @@ from ....formats.arrays import Array
 from ....formats.compressed import CSR
 from ...engine.lanes import (
     add_product,
-    beats,
     exp,
+    greater,
     lanes,
     lanes_beside,
     load,
@@ -101,7 +101,7 @@ def _leaky_product(
     for f in range(0, feat, step):
         count = min(step, feat - f)
         z = add_product(load(zero, X, at + f, count), 1, load(zero, Y, there + f, count))
-        leaky = where(beats(z, zero), z, product(z, slope))
+        leaky = where(greater(z, zero), z, product(z, slope))
         sums = add_product(sums, load(zero, att, first + f, count), leaky)
     return total(sums)
 
@@ -189,7 +189,7 @@ def _add_slopes(
             there = places[k] * pitch + first + f
             z = add_product(x, 1, load(zero, far, there, count))
             ds = lanes_beside(zero, out, grads[k])
-            ds = where(beats(z, zero), ds, product(ds, slope))
+            ds = where(greater(z, zero), ds, product(ds, slope))
             sums = add_product(sums, 1, ds)
             of_att = add_product(of_att, ds, z)
         factors = load(zero, att, first + f, count)
