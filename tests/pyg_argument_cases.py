@@ -31,13 +31,10 @@ class Row:
     together: list[dict[str, Any]] = field(default_factory=list)
 
 
-def numbers(*shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
 def edge_features(edges, width=FEAT):
-    return {"edge_attr": numbers(edges.shape[1], width, seed=4)}
+    generator = torch.Generator().manual_seed(4)
+    attr = torch.randn(edges.shape[1], width, generator=generator, dtype=torch.float64)
+    return {"edge_attr": attr}
 
 
 def nothing(edges):

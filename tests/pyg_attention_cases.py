@@ -39,7 +39,7 @@ def of_agnn(library, **options):
 
 #: Beside the defaults, which each other option is tried with.
 HEADS: dict[str, list[Any]] = {
-    "in_channels": [-1, (FEAT, FEAT)],
+    "in_channels": [-1, (FEAT, FEAT), (-1, -1), (FEAT, -1)],
     "heads": [2],
     "concat": [False],
     "dropout": [0.0],

@@ -8,14 +8,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from autograd_cases import (  # noqa: E402
-    DTYPES,
-    empty_graph,
     entries,
     make_graph,
-    naive_spmm,
     tensors,
 )
-from torch.autograd import gradcheck  # noqa: E402
 
 from sparsefmt import CSR, Graph  # noqa: E402
 from sparsefmt.autograd import sampled_aggregate, spmm  # noqa: E402
@@ -39,73 +35,6 @@ def shares(graph, width, strategy, seed=SEED, *, mean=False, rescale=False):
     assert torch.equal(kept, length.clamp(max=width).double())
     factor = 1 / kept if mean else length / kept if rescale else torch.ones_like(kept)
     return sampled * factor[rows]
-
-
-def naive(graph, x, a, r, c, share):
-    """In float64, on the CPU, differentiable."""
-    return naive_spmm(graph, x, share if a is None else a * share, r, c)
-
-
-def assert_near(found, exact, size, *, terms):
-    """``|found - exact| <= terms * eps * size``, where ``size`` sums the absolute products."""
-    eps = torch.finfo(found.dtype).eps
-    accumulated = max(eps, torch.finfo(torch.float32).eps * terms)
-    bound = (4 * eps + (accumulated if found.dtype.itemsize == 2 else terms * eps)) * size
-    excess = (found.detach().cpu().double() - exact).abs() - bound
-    assert excess.numel() == 0 or excess.max() <= 4 * torch.finfo(found.dtype).tiny
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_it_and_its_gradients_are_those_of_gathering_the_sample(device, strategy, dtype):
-    """Scales as constants, which the kernel applies, and with gradients, outside it."""
-    cases = itertools.product((np.int32, np.int64), ((1, 3), (33, 8), (64, 1)), (None, False, True))
-    for at, (index_dtype, (feat, width), scaled) in enumerate(cases):
-        factors = FACTORS[at % 3]
-        graph = make_graph(40, 30, 300, device=device, index_dtype=index_dtype)
-        shapes = [(30, feat), (graph.nnz,), (40,), (30,), (40, feat)]
-        x, a, r, c, grad = tensors(device, *shapes, dtype=dtype)
-        r, c = (None if scaled is None else one.detach().requires_grad_(scaled) for one in (r, c))
-        y = sampled_aggregate(
-            *(graph, x, width, a),
-            **{"strategy": strategy, "seed": SEED, "row_scale": r, "col_scale": c, **factors},
-        )
-        wanted = [x, a, r, c] if scaled else [x, a]
-        found = torch.autograd.grad(y, wanted, grad.detach())
-        share, results = shares(graph, width, strategy, **factors), []
-        for transform in (torch.clone, torch.abs):  # the results, and the sums of absolute products
-            given = [transform(one.detach().cpu().double()) for one in wanted]
-            given = [one.requires_grad_() for one in given]
-            rest = [
-                None if one is None else transform(one.detach().cpu().double()) for one in (r, c)
-            ]
-            args = given if scaled else [*given, *rest]
-            exact = naive(graph, *args, share)
-            upper = transform(grad.detach().cpu().double())
-            results.append([exact.detach(), *torch.autograd.grad(exact, given, upper)])
-        assert y.dtype is dtype
-        for one, mine, size in zip([y, *found], *results, strict=True):
-            assert one.dtype is dtype
-            assert_near(one, mine, 4 * size, terms=graph.nnz + feat)
-
-
-@pytest.mark.parametrize("factors", FACTORS, ids=str)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_gradients_agree_with_finite_differences(device, strategy, factors):
-    graph = make_graph(6, 4, 30, device=device)
-    x, a, r, c = tensors(device, (4, 2), (graph.nnz,), (6,), (4,))
-    for width, columns in itertools.product((1, 3, 10**20), (None, c)):
-        options = {"strategy": strategy, "seed": 3, **factors}
-
-        def scaled(x, a, r, c, width=width, options=options):
-            return sampled_aggregate(graph, x, width, a, **options, row_scale=r, col_scale=c)
-
-        given = x, a, r, columns
-        assert gradcheck(scaled, given, nondet_tol=0)
-        for at in range(4 if columns is c else 3):  # each gradient by itself
-            some = [None if one is None else one.detach() for one in given]
-            some[at].requires_grad_()
-            assert gradcheck(scaled, some, nondet_tol=0)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -198,28 +127,6 @@ def test_rescaled_random_samples_have_the_whole_sum_as_their_mean(device):
 # Shapes and memory
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (4, 3)])
-def test_empty_graphs_give_zeros(device, strategy, shape):
-    graph = empty_graph(*shape, device=device)
-    given = x, a, r, c = tensors(device, (shape[1], 4), (0,), (shape[0],), (shape[1],))
-    y = sampled_aggregate(graph, x, 2, a, strategy=strategy, rescale=True, row_scale=r, col_scale=c)
-    assert y.shape == (shape[0], 4)
-    assert not y.any()
-    assert not any(one.any() for one in torch.autograd.grad(y.sum(), given))
-    y = sampled_aggregate(graph, x, 2, strategy=strategy, mean=True, row_scale=r.detach())
-    assert not torch.autograd.grad(y.sum(), x)[0].any()
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_no_features_are_features_too(device, strategy):
-    graph = make_graph(6, 5, 20, device=device)
-    given = x, a, r, c = tensors(device, (5, 0), (graph.nnz,), (6,), (5,))
-    y = sampled_aggregate(graph, x, 2, a, strategy=strategy, row_scale=r, col_scale=c)
-    assert y.shape == (6, 0)
-    assert not any(one.any() for one in torch.autograd.grad(y.sum(), given))
-
-
 def test_rows_without_entries_stay_zero_whatever_their_scale(device):
     graph = make_graph(9, 6, 60, device=device)
     empty = torch.from_numpy(np.diff(graph.to("cpu").csr.indptr) == 0).to(device)
@@ -231,23 +138,6 @@ def test_rows_without_entries_stay_zero_whatever_their_scale(device):
         assert not y[empty].any()
         found = torch.autograd.grad(y.sum(), [x, scale] if trained else [x])
         assert all(one.isfinite().all() for one in found)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_strides_change_nothing(device, strategy):
-    graph = make_graph(20, 12, 90, device=device)
-    wide, a, grad = tensors(device, (24, 40), (2 * graph.nnz,), (20, 8), grad=False)
-    options = {"strategy": strategy, "seed": 1, "mean": True}
-    for view in (wide[::2, 5:13], wide[:12, ::5], wide[:8, :12].T, wide[:1, :8].expand(12, 8)):
-        views = [one.detach().requires_grad_() for one in (view, a[::2])]
-        same = [one.detach().clone().contiguous().requires_grad_() for one in views]
-        y, z = (sampled_aggregate(graph, x, 3, w, **options) for x, w in (views, same))
-        torch.testing.assert_close(y, z)  # other vector widths may sum in another order
-        found = torch.autograd.grad(y, views, grad.T.contiguous().T)
-        torch.testing.assert_close(found, torch.autograd.grad(z, same, grad))
-    y = sampled_aggregate(graph, same[0], 3, same[1], **options)
-    found = torch.autograd.grad(y.sum(), same, retain_graph=True)  # an expanded gradient
-    assert all(map(torch.equal, found, torch.autograd.grad(y, same, torch.ones_like(y))))
 
 
 def test_only_gradients_that_are_asked_for_hold_memory():
@@ -263,23 +153,6 @@ def test_only_gradients_that_are_asked_for_hold_memory():
     assert sampled_aggregate(graph, x.detach(), 3, a.detach()).grad_fn is None
     with torch.no_grad():
         assert sampled_aggregate(graph, x, 3, a).grad_fn is None
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_results_repeat_bit_by_bit_in_deterministic_mode(device, strategy, deterministic):
-    graph = make_graph(60, 30, 2000, device=device)
-    given = tensors(device, (30, 33), (graph.nnz,), (60,), (30,), dtype=torch.float32)
-
-    def once():
-        x, a, r, c = given
-        y = sampled_aggregate(
-            *(graph, x, 9, a), strategy=strategy, seed=2, row_scale=r, col_scale=c
-        )
-        return [y, *torch.autograd.grad(y.square().sum(), given)]
-
-    first = once()
-    for _ in range(3):
-        assert all(map(torch.equal, first, once()))
 
 
 def test_half_scales_round_once_whether_they_have_gradients_or_not(device):

@@ -14,7 +14,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from autograd_cases import make_graph, naive_sddmm, naive_spmm, tensors  # noqa: E402
-from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
 from sparsefmt import COO, CSR, DtypeError, Graph, ShapeError, UnsupportedError, reorder  # noqa: E402
 from sparsefmt.autograd import edge_softmax, prepare, sddmm, spmm  # noqa: E402
@@ -130,19 +129,6 @@ def test_on_the_cpu_tiles_change_no_bit(dtype):
     for found in results[1:]:
         assert all(map(torch.equal, found, results[0]))
     assert not tiled
-
-
-@pytest.mark.parametrize("reduce", ["sum", "mean"])
-def test_derivatives_agree_with_differences(device, reduce):
-    graph = make_graph(7, 5, 30, device=device)
-    prepare(graph, tile=(16, 8))
-    given = tensors(device, (5, 8), (graph.nnz,), (7,), (5,))
-
-    def product(x, a, r, c):
-        return spmm(graph, x, a, reduce=reduce, row_scale=r, col_scale=c)
-
-    assert gradcheck(product, given, nondet_tol=0)
-    assert gradgradcheck(product, given, nondet_tol=0)
 
 
 def compiled(function):
@@ -704,41 +690,6 @@ def test_tiles_and_windows_go_with_the_graph():
         del graph
         gc.collect()
         assert (len(tiled), len(_at)) == before
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("tf32")
-def test_results_repeat_bit_by_bit():
-    graph = dense_windows(device="cuda")
-    prepare(graph, tile=TILE)
-    shapes = (COLS, 40), (graph.nnz,), (ROWS,), (COLS,), (ROWS, 40)
-    *given, grad = tensors("cuda", *shapes, dtype=torch.float32)
-    x, a, r, c = given
-    first, *others = (
-        step(graph, x, a, grad=grad.detach(), reduce="mean", r=r, c=c) for _ in range(4)
-    )
-    assert all(all(map(torch.equal, first, other)) for other in others)
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("tf32")
-def test_work_runs_on_the_streams_of_torch():
-    """A long wait on the side stream: work on any other stream would read what is not there yet."""
-    graph = dense_windows(device="cuda")
-    prepare(graph, tile=TILE)
-    x, a, grad = tensors("cuda", (COLS, 40), (graph.nnz,), (ROWS, 40), dtype=torch.float32)
-    expected = step(graph, x, a, grad=grad.detach())
-    late = [torch.zeros_like(one).requires_grad_() for one in (x, a)]
-    side = torch.cuda.Stream()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(side):
-        torch.cuda._sleep(100_000_000)
-        with torch.no_grad():
-            for one, value in zip(late, (x, a), strict=True):
-                one.copy_(value)
-        found = step(graph, *late, grad=grad.detach())
-    side.synchronize()
-    assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.gpu

@@ -23,10 +23,3 @@ def gpu_ranks() -> Iterator[Ranks]:
     found = Ranks(2, "cuda")
     yield found
     found.close()
-
-
-@pytest.fixture(params=["gloo", pytest.param("nccl", marks=pytest.mark.gpu)])
-def pair(request: pytest.FixtureRequest) -> Ranks:
-    """Processes of which two can be ranks, by either backend."""
-    found: Ranks = request.getfixturevalue("ranks" if request.param == "gloo" else "gpu_ranks")
-    return found

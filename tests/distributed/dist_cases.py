@@ -47,7 +47,7 @@ def bounds_of(name: str, graph: Graph, ranks: int) -> tuple[int, ...]:
     return (0, *range(1, ranks), N)  # one vertex each, and all the rest
 
 
-BOUNDS = ("balanced", "empty ranks", "one each")
+BOUNDS = ("balanced", "empty ranks", "one each", "all on the last")
 
 
 def numbers(*shape: int) -> Tensor:
@@ -65,6 +65,22 @@ def shared_out(
     rank = dist.get_rank(group)
     rows = slice(borders[rank], borders[rank + 1])
     return whole, borders, rows, (edges[1] >= rows.start) & (edges[1] < rows.stop)
+
+
+def shared_graph(group: Any, name: str = "random", **options: Any) -> tuple[DistGraph, Graph]:
+    """A graph that ranks share, and the whole of it."""
+    whole = Graph.from_edge_index(edges_of(name), num_nodes=N)
+    borders = balanced(whole, dist.get_world_size(group))
+    return DistGraph.of(whole, borders, group, **options), whole
+
+
+def said_of(case: Any) -> tuple[str, str]:
+    """Class and text of what a case raises."""
+    try:
+        case()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "", ""
 
 
 def product(

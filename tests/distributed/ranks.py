@@ -4,6 +4,7 @@ Started once, on the CPU as copies of a process that has imported what cases nee
 takes longer than all cases.
 """
 
+import inspect
 import os
 import sys
 import tempfile
@@ -33,8 +34,48 @@ def imported_before() -> list[str]:
         for package in (autograd, nn, distributed)
         for module in iter_modules(package.__path__)
     ]
-    modules.append("torch.fx.experimental.symbolic_shapes")  # and sympy with it
+    modules += ["torch.fx.experimental.symbolic_shapes", "pytest"]  # and sympy with the first
     return [*modules, *(f"sparsefmt.ops.{room.parent.name}.cpu" for room in rooms)]
+
+
+def forked(target: Any, *arguments: Any) -> Any:
+    """Start a process, a copy of one that has imported what cases need."""
+    # CUDA does not survive a fork, whoever has called it.
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(imported_before())
+    process = context.Process(target=target, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+def spawned(target: Any, *arguments: Any) -> Any:
+    """Start a process that imports all itself."""
+    process = mp.get_context("spawn").Process(target=target, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+def on_ranks(*counts: int) -> Any:
+    """Make a test of a function of a group: it is run on the ranks of groups of these sizes.
+
+    What it asserts holds on each rank; what it returns, all ranks must return alike.
+    """
+
+    def make(case: Any) -> Any:
+        _, *given = inspect.signature(case).parameters.values()
+
+        def test(ranks: Ranks, **arguments: Any) -> None:
+            for count in counts:
+                first, *others = ranks.run(count, case, *(arguments[one.name] for one in given))
+                assert all(one == first for one in others)
+
+        pool = inspect.Parameter("ranks", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        test.__signature__ = inspect.Signature([pool, *given])  # type: ignore[attr-defined]
+        test.__name__, test.__doc__, test.__module__ = case.__name__, case.__doc__, case.__module__
+        test.case = case  # type: ignore[attr-defined]
+        return test
+
+    return make
 
 
 class Ranks:
@@ -46,23 +87,18 @@ class Ranks:
         self._start()
 
     def _start(self) -> None:
-        # CUDA does not survive a fork, whoever has called it.
-        context = mp.get_context("forkserver" if self._device == "cpu" else "spawn")
-        if self._device == "cpu":
-            context.set_forkserver_preload(imported_before())
+        start = forked if self._device == "cpu" else spawned
         self._folder = tempfile.TemporaryDirectory()
         path = Path(self._folder.name) / "store"
         for rank in range(self._most):
-            line, theirs = context.Pipe()
-            given = rank, self._most, self._device, path, theirs
-            process = context.Process(target=_serve, args=given, daemon=True)
-            process.start()
+            line, theirs = mp.Pipe()
+            self._processes.append(start(_serve, rank, self._most, self._device, path, theirs))
             theirs.close()  # so that its end is seen here
             self._lines.append(line)
-            self._processes.append(process)
 
     def run(self, ranks: int, case: Any, *arguments: Any) -> list[Any]:
         """Run ``case(group, *arguments)`` on the first ranks; what each of them returns."""
+        case = getattr(case, "case", case)
         name = case.__module__, case.__name__
         if not all(process.is_alive() for process in self._processes):  # NCCL ends them
             self.close()
@@ -116,7 +152,8 @@ def _serve(rank: int, most: int, device: str, path: Path, line: Any) -> None:
         value, error = None, ""
         if rank < ranks:
             try:
-                value = getattr(import_module(module), name)(groups[ranks], *arguments)
+                found = getattr(import_module(module), name)
+                value = getattr(found, "case", found)(groups[ranks], *arguments)
             except BaseException:
                 error = traceback.format_exc()
         line.send((error, value))

@@ -8,8 +8,8 @@ from dist_cases import BOUNDS, GRAPHS
 from layer_cases import LAYERS
 
 
-@pytest.mark.covering("name", "graph", "bounds", one_in=3)
-@pytest.mark.parametrize(("count", "bounds"), [*zip((2, 3, 4), BOUNDS, strict=True)])
+@pytest.mark.covering("name", "graph", "bounds", one_in=5)
+@pytest.mark.parametrize(("count", "bounds"), [*zip((2, 3, 4, 2), BOUNDS, strict=True)])
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_over_ranks_is_that_of_one_process(ranks, name, graph, count, bounds):
@@ -27,14 +27,13 @@ def test_ranks_that_are_alike_pass_where_they_are_compared(ranks, name):
 
 
 @pytest.mark.parametrize("name", ["gcn weighted", "sage", "gat", "gcn maxk"])
-@pytest.mark.parametrize("bounds", BOUNDS)
-def test_eight_ranks_compute_it_too(ranks, name, bounds):
-    for graph in ("hub", "isolated"):
+def test_eight_ranks_compute_it_too(ranks, name):
+    for graph, bounds in zip(("hub", "isolated", "hub", "isolated"), BOUNDS, strict=True):
         assert max(ranks.run(8, layer_cases.layer, name, graph, bounds)) < 1e-10
 
 
 @pytest.mark.parametrize("name", ["gat", "gat wider", "gat edges"])
 def test_attention_over_rows_without_entries_is_that_of_one_process(ranks, name):
-    for graph in GRAPHS:
-        for count, bounds in zip((2, 3, 4), BOUNDS, strict=True):
-            assert max(ranks.run(count, layer_cases.layer_of_squares, name, graph, bounds)) < 1e-10
+    places = zip(GRAPHS, (2, 3, 4, 2, 3), (*BOUNDS, "one each"), strict=True)
+    for graph, count, bounds in places:
+        assert max(ranks.run(count, layer_cases.layer_of_squares, name, graph, bounds)) < 1e-10

@@ -7,7 +7,7 @@ from dist_cases import BOUNDS, GRAPHS
 RANKS = (2, 3, 4, 8)
 
 
-@pytest.mark.covering("graph", "bounds", "count", one_in=2)
+@pytest.mark.covering("graph", "bounds", "count", one_in=4)
 @pytest.mark.parametrize("count", RANKS)
 @pytest.mark.parametrize("bounds", BOUNDS)
 @pytest.mark.parametrize("graph", GRAPHS)

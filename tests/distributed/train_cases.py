@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from dist_cases import here
-from exchange_cases import said_of
+from dist_cases import here, said_of
 
 from sparsefmt import COO
 from sparsefmt.distributed.graph import DistGraph

@@ -53,6 +53,7 @@ def assert_trains_alike(name, optimizer, device, exactly=True):
     assert_equal(dict(enumerate(losses[1])), dict(enumerate(losses[0])), exactly)
 
 
+@pytest.mark.covering("optimizer", "name", one_in=2)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize("name", NETS)
 def test_captured_steps_are_eager_steps(name, optimizer, recorded, request, monkeypatch):

@@ -172,6 +172,7 @@ ASKED = {
 }
 
 
+@pytest.mark.covering("question", "training", one_in=2)
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("question", ASKED)
 def test_questions_have_the_answers_of_the_plain_model(question, training):

@@ -1,14 +1,14 @@
-"""AGNN against PyG's layer, against a dense softmax, and where a row has nothing to attend to."""
+"""AGNN with any beta against PyG's layer, and where a row has nothing to attend to."""
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from autograd_cases import DTYPES, empty_graph, make_graph  # noqa: E402
+from autograd_cases import DTYPES  # noqa: E402
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
-from sparsefmt import CSR, DeviceError, DtypeError, Graph, ShapeError, UnsupportedError  # noqa: E402
+from sparsefmt import Graph, UnsupportedError  # noqa: E402
 from sparsefmt.autograd import prepare  # noqa: E402
 from sparsefmt.nn import AGNNConv, transformer  # noqa: E402
 
@@ -53,8 +53,8 @@ def graph_of(loops, device="cpu"):
     return Graph.from_edge_index(edges(loops), num_nodes=N).to(device)
 
 
-def features(device, *, dtype=torch.float32, n=N):
-    x = torch.randn(n, FEAT, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+def features(device, *, dtype=torch.float32, width=FEAT):
+    x = torch.randn(N, width, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     return x.to(device, dtype).requires_grad_()
 
 
@@ -77,19 +77,6 @@ def assert_same(mine, other, *, beta=1):
         torch.testing.assert_close(one, two, rtol=1.3e-6 * wide, atol=1e-5 * wide)
 
 
-def dense_result(x, loops, beta, *, own):
-    """Of each vertex by itself, in float64 on the CPU."""
-    x, out = x.detach().double().cpu(), []
-    source, target = edges(loops)
-    if own:
-        source, target = source[source != target], target[source != target]
-    for i in range(N):
-        js = torch.cat([source[target == i], torch.tensor([i] * own, dtype=torch.long)])
-        scores = beta * torch.cosine_similarity(x[i][None], x[js], dim=1)
-        out.append(torch.softmax(scores, 0) @ x[js])
-    return torch.stack(out)
-
-
 # 100: exp(100) is infinite in float32; -100: the loop is what weighs least.
 @pytest.mark.parametrize("beta", [1, -2, 100, -100])
 @pytest.mark.parametrize("add", [True, False])
@@ -103,39 +90,11 @@ def test_it_computes_what_pygs_does_with_its_state(device, loops, add, beta):
     assert_same(gradients(mine, x, graph_of(loops, device)), wanted, beta=beta)
 
 
-def test_a_state_loads_across():
-    for requires_grad in (True, False):
-        mine, other = AGNNConv(requires_grad), theirs(requires_grad=requires_grad)
-        other.load_state_dict(with_beta(mine, 3).state_dict())
-        assert other.beta.item() == 3
-        mine.load_state_dict(with_beta(other, 4).state_dict())
-        assert mine.beta.item() == 4
-        for kind in ("named_parameters", "named_buffers"):
-            assert dict(getattr(mine, kind)()) == dict(getattr(other, kind)())
-        for layer in (mine, other):
-            layer.reset_parameters()
-        assert mine.beta.item() == other.beta.item() == (1 if requires_grad else 4)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("add", [True, False])
-@pytest.mark.parametrize("loops", LOOPS)
-def test_every_dtype_gives_the_softmax_of_each_row(device, loops, add, dtype):
-    beta, x = 1.5, features(device, dtype=dtype)
-    layer = with_beta(AGNNConv(add_self_loops=add), beta).to(device)
-    y = layer(x, graph_of(loops, device))
-    assert y.dtype is dtype
-    # A score is off by at most 4 eps beta, so is the sum of its row; 2 eps for P and the result.
-    bound = (8 * beta + 2) * torch.finfo(dtype).eps * x.abs().max().item()
-    error = (y.detach().double().cpu() - dense_result(x, loops, beta, own=add)).abs().max()
-    assert error <= bound
-
-
 @pytest.mark.covering("way", "loops", "add", one_in=2)
 @pytest.mark.parametrize("add", [True, False])
 @pytest.mark.parametrize("loops", LOOPS)
 def test_gradients_agree_with_finite_differences(device, loops, add, way):
-    graph, x = graph_of(loops, device), features(device, dtype=torch.float64)
+    graph, x = graph_of(loops, device), features(device, dtype=torch.float64, width=2)
     layer = AGNNConv(add_self_loops=add).to(device, torch.float64)
     beta = torch.tensor([1.5], dtype=torch.float64, device=device, requires_grad=True)
 
@@ -151,6 +110,13 @@ def test_gradients_agree_with_finite_differences(device, loops, add, way):
         dx.sum().backward()
 
 
+def test_a_fixed_beta_is_not_reset():
+    for conv in (AGNNConv, theirs):
+        layer = with_beta(conv(requires_grad=False), 4)
+        layer.reset_parameters()
+        assert layer.beta.item() == 4
+
+
 def test_a_vertex_alone_keeps_its_features_or_gives_nothing(device):
     alone = [1, 5, 9]
     x, graph = features(device), graph_of("none", device)
@@ -162,18 +128,6 @@ def test_a_vertex_alone_keeps_its_features_or_gives_nothing(device):
     assert not y[alone].any()
     (dx,) = torch.autograd.grad(y[alone].sum(), x)
     assert not dx.any()
-
-
-def test_graphs_without_edges_vertices_or_features(device):
-    for add in (True, False):
-        layer = AGNNConv(add_self_loops=add).to(device)
-        x = features(device)
-        y = layer(x, empty_graph(N, N, device=device))
-        assert torch.equal(y, x if add else torch.zeros_like(x))
-        y.sum().backward()
-        assert x.grad.eq(float(add)).all()
-        assert layer(x[:0], empty_graph(0, 0, device=device)).shape == (0, FEAT)
-        assert layer(x[:, :0], graph_of("some", device)).shape == (N, 0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -205,31 +159,6 @@ def test_thousands_of_stored_loops_count_once(device):
     torch.testing.assert_close(y, expected, rtol=bound, atol=0)
 
 
-@pytest.mark.parametrize("add", [True, False])
-def test_autocast_narrows_the_products_alone(device, add):
-    graph, x = graph_of("some", device), features(device)
-    layer = AGNNConv(add_self_loops=add).to(device)
-    with torch.autocast(device, dtype=torch.bfloat16):
-        y = layer(x, graph)
-    assert y.dtype is torch.bfloat16
-    y.float().sum().backward()
-    assert x.grad.dtype is layer.beta.grad.dtype is torch.float32
-    bound = 10 * torch.finfo(torch.bfloat16).eps * x.abs().max()  # as above, with beta = 1
-    assert (y - layer(x, graph)).abs().max() <= bound
-
-
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize("add", [True, False])
-def test_it_compiles_as_one_graph(device, add):
-    graph, x = graph_of("some", device), features(device)
-    layer = AGNNConv(add_self_loops=add).to(device)
-    torch._dynamo.reset()
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    for _ in range(2):  # before and after the eager layer has counted the loops
-        assert_same(gradients(compiled, x, graph), gradients(layer, x, graph))
-    torch._dynamo.reset()
-
-
 def test_the_loops_are_counted_once_for_each_graph(way):
     graph, x, layer = graph_of("some"), features("cpu"), AGNNConv()
     with torch.inference_mode():
@@ -247,50 +176,6 @@ def test_the_loops_are_counted_once_for_each_graph(way):
     assert set(plain._slots.torch[0]._built.parts) <= {"inverse"}
 
 
-def test_the_graphs_own_values_are_not_read(device):
-    graph, x, layer = graph_of("some", device), features(device), AGNNConv().to(device)
-    weights = np.full(graph.nnz, np.nan)  # float64, too
-    csr = graph.to("cpu").csr
-    weighted = Graph(CSR(csr.indptr, csr.indices, weights, shape=csr.shape)).to(device)
-    assert torch.equal(layer(x, weighted), layer(x, graph))
-
-
-def test_a_fixed_beta_has_no_gradient():
-    layer, x = with_beta(AGNNConv(requires_grad=False), 2), features("cpu")
-    assert not list(layer.parameters())
-    y = layer(x, graph_of("some"))
-    torch.testing.assert_close(y, with_beta(AGNNConv(), 2)(x, graph_of("some")))
-    y.sum().backward()
-    assert x.grad.any()
-    assert not layer.beta.requires_grad
-
-
-@pytest.mark.parametrize("add", [True, False])
-def test_bad_input_is_refused(add):
-    graph, x, layer = graph_of("some"), features("cpu").detach(), AGNNConv(add_self_loops=add)
-    for call, error, text in (
-        (lambda: layer(x, make_graph(9, 6, 40)), ShapeError, r"graph has shape \(9, 6\): a layer"),
-        (lambda: layer(x, graph.csr), DtypeError, "edge_index is a CSR: give a sparsefmt"),
-        (
-            lambda: layer(x, edges("some") * 1.0),
-            DtypeError,
-            "edge_index is a .* tensor of .*: give a sparsefmt.Graph",
-        ),
-        (lambda: layer(x[1:], graph), ShapeError, "x has 9 rows but the graph has 10 col"),
-        (lambda: layer(x[0], graph), ShapeError, r"x has shape \(5,\): give \(rows, feat\)"),
-        (lambda: layer(x[:, None], graph), ShapeError, r"shape \(10, 1, 5\): AGNN.* no static"),
-        (lambda: layer(x[None], edges("some")), ShapeError, r"x has shape \(1, 10, 5\): AGNNConv"),
-        (lambda: layer(x.long(), graph), DtypeError, r"x is torch\.int64: give float16"),
-        (lambda: layer(x.to(torch.complex64), graph), DtypeError, r"x is torch\.complex64: give"),
-        (lambda: layer(x.numpy(), graph), DtypeError, "x is a ndarray: give a torch.Tensor"),
-        (lambda: layer(x.to_sparse(), graph), UnsupportedError, "x has layout torch.sparse_coo"),
-        (lambda: layer(x.to("meta"), graph), DeviceError, "x is on meta but the graph is on cpu"),
-        (lambda: torch.func.vmap(lambda x: layer(x, graph))(x[None]), UnsupportedError, "a loop"),
-    ):
-        with pytest.raises(error, match=text):
-            call()
-
-
 @pytest.mark.gpu
 def test_a_graph_with_tiles_goes_by_products(way, monkeypatch):
     monkeypatch.undo()
@@ -302,7 +187,3 @@ def test_a_graph_with_tiles_goes_by_products(way, monkeypatch):
     torch.testing.assert_close(y, plain)
     (dx,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
     dx.sum().backward()
-
-
-def test_a_repr_is_pygs():
-    assert repr(AGNNConv(requires_grad=False)) == "AGNNConv()"

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
 
 from torch.func import functional_call  # noqa: E402
-from torch.nn.utils import parametrizations, parametrize, prune  # noqa: E402
+from torch.nn.utils import parametrize  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from sparsefmt import Graph, nn  # noqa: E402
@@ -174,23 +174,6 @@ def test_a_parametrization_counts(name, parameter):
     parametrize.register_parametrization(module, leaf, torch.nn.Tanh())
     with parametrize.cached():
         check(name, lambda x: conv(x, EDGES), given | {parameter: getattr(module, leaf)})
-
-
-def pruned(module):
-    prune.remove(prune.l1_unstructured(module, "weight", amount=0.4), "weight")
-
-
-@pytest.mark.parametrize(
-    "rewrite", [parametrizations.weight_norm, parametrizations.spectral_norm, pruned]
-)
-@each_layer
-def test_a_rewritten_weight_counts(name, rewrite):
-    conv, path = layer(name), f"{MAPS[name.split()[0]]}.weight"
-    given, (module, _) = tensors(conv), of(conv, path)
-    rewrite(module)
-    conv.eval()
-    given = {key: one.detach() for key, one in given.items()} | {path: module.weight.detach()}
-    check(name, lambda x: conv(x, EDGES), given)
 
 
 @pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])

@@ -1,4 +1,7 @@
-"""Layers between two sets of vertices, against PyG's: ``(x, x_target)``, ``size``, two widths."""
+"""Layers between two sets of vertices: what goes another way than one set, and what is refused.
+
+Their results are PyG's in ``test_pyg_arguments`` and ``test_pyg_attention``.
+"""
 
 import pytest
 
@@ -12,47 +15,25 @@ from sparsefmt import nn as ours  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SHAPES = ((9, 5), (5, 9), (7, 7))  # sources, targets
-OF_SOURCES, OF_TARGETS, OUT, EDGE_DIM, EDGES = 4, 3, 6, 2, 40
-PAIR = (OF_SOURCES, OF_TARGETS)
-#: Class, channels that it takes (None: a network), and options.
+WIDTH, OF_TARGETS, OUT, EDGES = 4, 3, 6, 40
 LAYERS = {
-    "sage": ("SAGEConv", OF_SOURCES, {}),
-    "sage of two widths": ("SAGEConv", PAIR, {}),
-    "gin": ("GINConv", None, {"eps": 0.3, "train_eps": True}),
-    "gat": ("GATConv", OF_SOURCES, {"heads": 2}),
-    "gat of two widths": ("GATConv", PAIR, {"heads": 2, "concat": False}),
-    "gat without loops": ("GATConv", PAIR, {"heads": 2, "add_self_loops": False}),
-    "gat with edge features": ("GATConv", PAIR, {"heads": 2, "edge_dim": EDGE_DIM}),
-    "gatv2": ("GATv2Conv", OF_SOURCES, {"heads": 2}),
-    "gatv2 of two widths": ("GATv2Conv", PAIR, {"heads": 2}),
-    "gatv2 without loops": ("GATv2Conv", PAIR, {"heads": 2, "add_self_loops": False}),
-    "gatv2 with one weight": ("GATv2Conv", OF_SOURCES, {"share_weights": True}),
+    "sage": lambda: ours.SAGEConv(WIDTH, OUT),
+    "sage of two widths": lambda: ours.SAGEConv((WIDTH, OF_TARGETS), OUT),
+    "gin": lambda: ours.GINConv(Linear(WIDTH, OUT), train_eps=True),
+    "gat": lambda: ours.GATConv(WIDTH, OUT, heads=2),
+    "gat of two widths": lambda: ours.GATConv((WIDTH, OF_TARGETS), OUT, heads=2, concat=False),
+    "gatv2": lambda: ours.GATv2Conv(WIDTH, OUT, heads=2),
+    "gatv2 of two widths": lambda: ours.GATv2Conv((WIDTH, OF_TARGETS), OUT),
+    "gatv2 with one weight": lambda: ours.GATv2Conv(WIDTH, OUT, share_weights=True),
 }
 
 
-def both_layers(name, device):
-    """Ours and PyG's with its state, in float64."""
-    kind, channels, options = LAYERS[name]
-    made = []
-    for library in (ours, conv):
-        args = (Linear(OF_SOURCES, OUT),) if channels is None else (channels, OUT)
-        made.append(getattr(library, kind)(*args, **options).to(device, torch.float64))
-    mine, other = made
-    other.load_state_dict(mine.state_dict())
-    mine.load_state_dict(other.state_dict())
-    return mine, other
-
-
-def vertices(name, shape, device, *, target=True):
+def vertices(name, shape, device, *, dtype=torch.float64):
     """Features of both ends."""
     generator = torch.Generator().manual_seed(0)
-    widths = (OF_SOURCES, OF_TARGETS if LAYERS[name][1] == PAIR else OF_SOURCES)
-    x = [
-        torch.randn(n, width, dtype=torch.float64, generator=generator).to(device).requires_grad_()
-        for n, width in zip(shape, widths, strict=True)
-    ]
-    return x[0], x[1] if target else None
+    widths = (WIDTH, OF_TARGETS if "two widths" in name else WIDTH)
+    made = [torch.randn(*one, generator=generator) for one in zip(shape, widths, strict=True)]
+    return tuple(one.to(device, dtype).requires_grad_() for one in made)
 
 
 def edges(shape, device):
@@ -61,111 +42,39 @@ def edges(shape, device):
     return torch.stack(ends).to(device)
 
 
-def others(name, device):
-    """Arguments beside features and graph."""
-    if "edge_dim" not in LAYERS[name][2]:
-        return {}
-    generator = torch.Generator().manual_seed(2)
-    attr = torch.randn(EDGES, EDGE_DIM, dtype=torch.float64, generator=generator)
-    return {"edge_attr": attr.to(device)}
-
-
-def gradients(layer, x, *args, **options):
-    """The result, and the gradients of features and parameters; None where there is none."""
-    y = layer(x, *args, **options)
-    weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype, device=y.device).view_as(y)
-    given = [one for one in x if one is not None]
-    wanted = [*given, *layer.parameters()]
-    return [y, *torch.autograd.grad((y * weights).sum(), wanted, allow_unused=True)]
-
-
-def assert_same(mine, other):
-    for one, two in zip(mine, other, strict=True):
-        one, two = (torch.zeros(()) if each is None else each for each in (one, two))
-        torch.testing.assert_close(one, two.to(one.device).expand_as(one))
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_between_two_sets_computes_what_pygs_does(device, name, shape):
-    if name == "gat with edge features" and shape[1] > shape[0]:
-        pytest.skip("PyG itself breaks: its loops' features are of as many vertices as sources")
-    mine, other = both_layers(name, device)
-    x, given, more = vertices(name, shape, device), edges(shape, device), others(name, device)
-    expected = gradients(other, x, given, **more)
-    for graph, size in (
-        (given, None),
-        (given, shape),
-        (Graph.from_edge_index(given, num_nodes=shape), None),
-        (Graph.from_edge_index(given, num_nodes=shape), shape),
-    ):
-        assert_same(gradients(mine, x, graph, size=size, **more), expected)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", [name for name in LAYERS if "gatv2" not in name])
-def test_targets_without_features_have_no_part_of_their_own(device, name, shape):
-    """Without a size there are as many of them as sources, as in PyG."""
-    mine, other = both_layers(name, device)
-    x, more = vertices(name, shape, device, target=False), others(name, device)
-    sizes = [shape] if shape[1] > shape[0] else [shape, None]
-    for size in sizes:
-        if "edge_attr" in more and shape[1] > shape[0]:
-            continue  # as above
-        given = edges(shape, device)
-        mine_, theirs = (gradients(one, x, given, size=size, **more) for one in (mine, other))
-        assert_same(mine_, theirs)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", [name for name in LAYERS if name.startswith("gat ")])
-def test_attention_between_two_sets_is_pygs(device, name, shape):
-    if name == "gat with edge features" and shape[1] > shape[0]:
-        pytest.skip("PyG itself breaks")
-    mine, other = both_layers(name, device)
-    x, given, more = vertices(name, shape, device), edges(shape, device), others(name, device)
-    _, (listed, p) = mine(x, given, **more, return_attention_weights=True)
-    _, (wanted, expected) = other(x, given, **more, return_attention_weights=True)
-    assert torch.equal(listed, wanted)
-    torch.testing.assert_close(p, expected)
-
-
 @pytest.mark.parametrize("kind", ["SAGEConv", "GATConv", "GATv2Conv"])
 def test_two_widths_take_one_set_of_vertices_as_pygs_do(device, kind):
     mine, other = (getattr(one, kind)((4, 4), OUT).to(device).double() for one in (ours, conv))
     mine.load_state_dict(other.state_dict())
     x, given = vertices("gin", (7, 7), device)[0], edges((7, 7), device)
-    layers = (lambda each: lambda x, *args: each(x[0], *args))(mine), other
-    assert_same([layers[0]((x,), given)], [other(x, given)])
+    torch.testing.assert_close(mine(x, given), other(x, given))
 
 
 @pytest.mark.parametrize("options", [{"k": 2}, {"sample": 2, "training_sample": 2}])
 @pytest.mark.parametrize("kind", ["SAGEConv", "GINConv"])
 def test_maxk_and_samples_between_one_set_are_those_of_the_layer(device, kind, options):
     """A tuple of other tensors goes another way than one tensor."""
-    args = (Linear(OF_SOURCES, OUT),) if kind == "GINConv" else (OF_SOURCES, OUT)
+    args = (Linear(WIDTH, OUT),) if kind == "GINConv" else (WIDTH, OUT)
     layer = getattr(ours, kind)(*args, **options).to(device).double().eval()
     x = vertices("gin", (7, 7), device)[0]
     graph = Graph.from_edge_index(edges((7, 7), device), num_nodes=7)
     torch.testing.assert_close(layer((x, x.clone()), graph), layer(x, graph))
 
 
-def test_autocast_narrows_both_ends(device):
-    shape = (9, 5)
-    for name in LAYERS:
-        layer = both_layers(name, device)[0].float()
-        x = [one.detach().float().requires_grad_() for one in vertices(name, shape, device)]
-        more = {key: value.float() for key, value in others(name, device).items()}
-        with torch.autocast(device, dtype=torch.bfloat16):
-            y = layer(tuple(x), edges(shape, device), **more)
-        assert y.dtype is torch.bfloat16
-        y.float().sum().backward()
-        assert all(one.grad.dtype is torch.float32 for one in x)
+@pytest.mark.parametrize("name", LAYERS)
+def test_autocast_narrows_both_ends(device, name):
+    x = vertices(name, (9, 5), device, dtype=torch.float32)
+    layer = LAYERS[name]().to(device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        y = layer(x, edges((9, 5), device))
+    assert y.dtype is torch.bfloat16
+    y.float().sum().backward()
+    assert all(one.grad.dtype is torch.float32 for one in x)
 
 
 @pytest.mark.parametrize("name", ["sage", "gin", "gat", "gatv2"])
 def test_ends_that_do_not_fit_are_refused(name):
-    mine, _ = both_layers(name, "cpu")
+    mine = LAYERS[name]().double()
     x, given = vertices(name, (9, 5), "cpu"), edges((9, 5), "cpu")
     graph = Graph.from_edge_index(given, num_nodes=(9, 5))
     for call, error, text in (
@@ -191,8 +100,8 @@ def test_ends_that_do_not_fit_are_refused(name):
 
 
 def test_scores_of_both_ends_need_features_of_targets():
-    mine, _ = both_layers("gatv2", "cpu")
-    x = vertices("gatv2", (9, 5), "cpu", target=False)
+    mine = LAYERS["gatv2"]().double()
+    x = vertices("gatv2", (9, 5), "cpu")[0], None
     with pytest.raises(DtypeError, match=r"x\[1\] is None: scores are of both ends"):
         mine(x, edges((9, 5), "cpu"))
 

@@ -112,54 +112,6 @@ def test_hetero_conv_hands_on_features_of_edges(device):
     assert_trains_alike(*models, run, given.x_dict)
 
 
-class Net(torch.nn.Module):
-    """Two layers and what lies between, for ``to_hetero``."""
-
-    def __init__(self, lib, kind):
-        super().__init__()
-        make = {
-            "sage": lambda: lib.SAGEConv((-1, -1), 8),
-            "gat": lambda: lib.GATConv((-1, -1), 8, add_self_loops=False),
-            "gatv2": lambda: lib.GATv2Conv((-1, -1), 8, heads=2, add_self_loops=False),
-            "transformer": lambda: lib.TransformerConv((-1, -1), 8),
-        }[kind]
-        self.first, self.second = make(), make()
-        self.norm = torch.nn.LazyLinear(8)
-
-    def forward(self, x, edge_index):
-        return self.second(self.norm(self.first(x, edge_index).relu()), edge_index)
-
-
-@pytest.mark.parametrize("kind", ["sage", "gat", "gatv2", "transformer"])
-@pytest.mark.parametrize("when", ["lazy", "drawn"])
-def test_what_to_hetero_made_is_pyg_s_with_our_layers(device, kind, when):
-    given = data(device=device)
-    models = []
-    for _ in range(2):
-        torch.manual_seed(5)
-        models.append(pyg.to_hetero(Net(pyg, kind), given.metadata(), aggr="mean").double())
-        models[-1].to(device)
-    theirs, ours = models
-    if when == "drawn":
-        for model in models:
-            torch.manual_seed(6)
-            model(given.x_dict, given.edge_index_dict)
-    report = replace_layers(ours)
-    assert len(report.replaced) == 8
-    assert not report.left
-    if when == "lazy":
-        for model in models:
-            torch.manual_seed(6)
-            model(given.x_dict, given.edge_index_dict)
-    ours.load_state_dict(theirs.state_dict())
-
-    def run(model, x):
-        found = model(x, given.edge_index_dict)
-        return {key: y for key, y in found.items() if y is not None}
-
-    assert_trains_alike(theirs, ours, run, given.x_dict)
-
-
 class Residual(torch.nn.Module):
     """Layers and maps at several depths, with a convolution of edge features."""
 
@@ -210,20 +162,36 @@ def test_to_hetero_takes_our_layers_as_pyg_s(device, kind, aggr):
 
 
 @pytest.mark.parametrize("kind", ["sage", "gat", "gatv2", "transformer"])
-def test_to_hetero_waits_for_widths_with_our_layers(device, kind):
-    given, found = data(device=device), []
-    for lib in (pyg, nn):
+@pytest.mark.parametrize("when", ["lazy", "drawn"])
+def test_what_to_hetero_made_is_pyg_s_with_our_layers(device, kind, when):
+    given = data(device=device)
+    models = []
+    for _ in range(2):
         torch.manual_seed(5)
-        model = pyg.to_hetero(Net(lib, kind), given.metadata(), aggr="mean").double().to(device)
-        torch.manual_seed(6)
-        found.append(model(given.x_dict, given.edge_index_dict))
-    assert_alike(*({k: y for k, y in one.items() if y is not None} for one in found))
+        models.append(pyg.to_hetero(Residual(pyg, kind), given.metadata(), aggr="mean").double())
+        models[-1].to(device)
+    theirs, ours = models
+
+    def run(model, x):
+        found = model(x, given.edge_index_dict, given.edge_attr_dict)
+        return {key: y for key, y in found.items() if y is not None}
+
+    for model in (*models, None) if when == "drawn" else (None, *models):
+        if model is None:
+            report = replace_layers(ours)
+        else:
+            torch.manual_seed(6)
+            run(model, given.x_dict)  # draws what waited for a width
+    assert len(report.replaced) == 8
+    assert not report.left
+    ours.load_state_dict(theirs.state_dict())
+    assert_trains_alike(theirs, ours, run, given.x_dict)
 
 
 def test_loops_between_types_are_refused_by_to_hetero():
     for lib in (pyg, nn):
-        model = Net(lib, "gat")
-        model.first.add_self_loops = True
+        model = Residual(lib, "gat")
+        model.convs[0].add_self_loops = True
         with pytest.raises(ValueError, match="add_self_loops"):
             pyg.to_hetero(model, data().metadata())
 

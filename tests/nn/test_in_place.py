@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
 
+from pyg_cases import assert_same, both, numbers, outcome  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from sparsefmt import Graph, nn  # noqa: E402
@@ -75,48 +76,16 @@ def edges(device):
     return torch.randint(N - 1, (2, 20), generator=generator).to(device)
 
 
-def numbers(*shape, device, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device)
-
-
-def both(make, device):
-    found = []
-    for library in (pyg, nn):
-        torch.manual_seed(5)
-        found.append(make(library).double().to(device))
-    found[1].load_state_dict(found[0].state_dict())
-    return found
-
-
-def outcome(layer, change, x, *given, **named):
-    """Give the result after the change, and all gradients."""
-    leaves = [one.clone().requires_grad_() for one in x]
-    y = change(layer(leaves[0] if len(leaves) == 1 else tuple(leaves), *given, **named))
-    slope = numbers(*y.shape, device=y.device, seed=7)
-    wanted = [*leaves, *layer.parameters()]
-    kept = y.detach().clone()  # as it is in place
-    return [kept, *torch.autograd.grad((y * slope).sum(), wanted, materialize_grads=True)]
-
-
-def assert_alike(theirs, ours):
-    for one, two in zip(theirs, ours, strict=True):
-        torch.testing.assert_close(two, one, rtol=1e-10, atol=1e-10)
-
-
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_result_changes_in_place_as_pygs(device, name, change):
-    given, named = [edges(device)], {}
+    given, x = {}, [numbers(N, FEAT, device=device)]
     if "rgcn" in name:
-        given.append((torch.arange(20) % RELATIONS).to(device))
+        given["edge_type"] = (torch.arange(20) % RELATIONS).to(device)
     if "gine" in name or "of edges" in name:
-        named["edge_attr"] = numbers(20, 2, device=device, seed=4)
-    x = [numbers(N, FEAT, device=device)]
-    found = [
-        outcome(one, CHANGES[change], x, *given, **named) for one in both(LAYERS[name], device)
-    ]
-    assert_alike(*found)
+        given["edge_attr"] = numbers(20, 2, device=device, seed=4)
+    layers = both(LAYERS[name], device)
+    assert_same(*(outcome(one, x, edges(device), given, change=CHANGES[change]) for one in layers))
 
 
 @pytest.mark.parametrize("name", BIPARTITE)
@@ -124,8 +93,7 @@ def test_so_does_that_of_two_sets_of_vertices(device, name):
     width = FEAT if name == "gin" else 4
     x = [numbers(N, FEAT, device=device), numbers(N - 1, width, device=device, seed=2)]
     layers = both(BIPARTITE[name], device)
-    found = [outcome(one, F.relu_, x, edges(device)) for one in layers]
-    assert_alike(*found)
+    assert_same(*(outcome(one, x, edges(device), change=F.relu_) for one in layers))
 
 
 def functions():
@@ -191,7 +159,7 @@ def test_traced_code_may_write_in_place(name):
         )
         y = traced(x)
         found.append([y.detach(), *torch.autograd.grad(y.square().sum(), x)])
-    assert_alike(*found)
+    assert_same(*found)
 
 
 def test_what_backward_reads_may_not_change(device):

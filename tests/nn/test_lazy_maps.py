@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
 
+import pyg_cases  # noqa: E402
 from torch.nn import Linear, UninitializedParameter  # noqa: E402
 
 from sparsefmt import ShapeError, nn  # noqa: E402
@@ -37,11 +38,7 @@ def call(layer):
 
 
 def both(name):
-    found = []
-    for library in (nn, pyg):
-        torch.manual_seed(1)
-        found.append(LAYERS[name](library, -1))
-    return found
+    return [one.float() for one in pyg_cases.both(lambda library: LAYERS[name](library, -1))]
 
 
 def assert_same(mine, theirs):

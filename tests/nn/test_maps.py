@@ -272,43 +272,6 @@ def test_layers_without_maps_read_none():
         assert not [*layer.children()]
 
 
-@pytest.mark.parametrize("edges", [torch.float32, "narrow"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("features", [False, True])
-@pytest.mark.parametrize("name", [*LAYERS, "AGNNConv", "RGCNConv"])
-def test_autocast_takes_features_of_two_bytes_beside_parameters_of_four(
-    name, features, dtype, edges
-):
-    torch.manual_seed(0)
-    x, edge_index = torch.randn(N, WIDTH), torch.randint(0, N, (2, EDGES))
-    narrow = dtype if edges == "narrow" else edges
-    options, of_edges = LAYERS.get(name, ({}, None))
-    args = {}
-    if name == "RGCNConv":
-        layer, args = nn.RGCNConv(WIDTH, OUT, 2), {"edge_type": torch.randint(0, 2, (EDGES,))}
-    elif name == "AGNNConv":
-        layer = nn.AGNNConv()
-    else:
-        options = {**options, **((of_edges or {}) if features else {})}
-        first = (Linear(WIDTH, OUT),) if "GIN" in name else (WIDTH, OUT)
-        layer = getattr(nn, name)(*first, **options)
-    if "edge_dim" in options:
-        args = {"edge_attr": torch.randn(EDGES, EDGE_DIM)}
-    elif features and name in (*PARTS, *WEIGHTED):
-        args = {"edge_weight": torch.rand(EDGES)}
-    expected = layer(x, edge_index, **args)
-    for key, value in args.items():
-        if value.is_floating_point():
-            args[key] = value.to(narrow)
-    for returned in (False, True) if "GAT" in name or "Trans" in name else (False,):
-        more = {"return_attention_weights": True} if returned else {}
-        with torch.autocast("cpu", dtype=dtype):
-            y = layer(x.to(narrow), edge_index, **args, **more)
-        y = y[0] if returned else y
-        torch.testing.assert_close(y.float(), expected, rtol=0.1, atol=0.1)
-        y.float().sum().backward()
-
-
 STEPS = ("forward", "message", "aggregate", "update", "propagate", "edge_update", "aggr_module")
 
 

@@ -5,6 +5,8 @@ signatures: an argument that no row has fails here.
 """
 
 import inspect
+import itertools
+from functools import partial
 
 import pytest
 
@@ -23,12 +25,10 @@ from pyg_argument_cases import (  # noqa: E402
     Row,
     edge_features,
     nothing,
-    numbers,
 )
 from pyg_attention_cases import ATTENTION  # noqa: E402
+from pyg_cases import assert_same, both, is_made, numbers, outcome  # noqa: E402
 from torch.nn import Linear, ReLU, Sequential  # noqa: E402
-from torch.nn.parameter import UninitializedParameter  # noqa: E402
-from torch.utils._pytree import tree_leaves  # noqa: E402
 
 from sparsefmt import Graph, UnsupportedError, nn  # noqa: E402
 
@@ -247,47 +247,23 @@ def empty():
 GRAPHS = [directed, looped, with_repeated_loops, empty]
 
 
-def both(row, options):
-    """Ours and PyG's, drawn at the same seed."""
-    found = []
-    for library in (nn, pyg):
-        torch.default_generator.manual_seed(5)  # not devices too, for 2 ms
-        found.append(row.make(library, **options).double())
-    return found
-
-
-def is_made(parameter):
-    """Tell whether it has met features, without which it is of no size."""
-    return not isinstance(parameter, UninitializedParameter)
-
-
-def outcome(layer, x, edges, given):
-    """The result, and the gradients of features, of what is given beside, and of parameters."""
-    torch.default_generator.manual_seed(6)  # for parameters that the first call draws
-    floats = {k: v.clone().requires_grad_() for k, v in given.items() if torch.is_tensor(v)}
-    leaves = [one.clone().requires_grad_() for one in x]
-    one = leaves[0] if len(leaves) == 1 else tuple(leaves)
-    y = tree_leaves(layer(one, edges, **(given | floats)))  # and the weights of edges, of some
-    wanted = [*leaves, *floats.values(), *filter(is_made, layer.parameters())]
-    slopes = [(one * numbers(*one.shape, seed=7)).sum() for one in y if one.is_floating_point()]
-    found = torch.autograd.grad(sum(slopes), wanted, allow_unused=True)
-    zeros = [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, found, strict=True)]
-    return [*y, *zeros]
-
-
-def assert_same(mine, theirs):
-    for one, two in zip(tree_leaves(mine), tree_leaves(theirs), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-10)
-
-
 def name_of(value):
     if isinstance(value, dict):
         return ",".join(f"{k}={v}" for k, v in value.items())
     return None
 
 
-@pytest.mark.parametrize(("name", "options"), SINGLE + TOGETHER, ids=name_of)
-def test_an_argument_has_pygs_effect(name, options):
+def placed(values, device):
+    return {k: v.to(device) if torch.is_tensor(v) else v for k, v in values.items()}
+
+
+ON_GPU = [one for one in [*((name, {}) for name in ROWS), *TOGETHER] if "aggr" not in one[1]]
+PLACES = [(*one, "cpu") for one in SINGLE + TOGETHER]
+PLACES += [pytest.param(*one, "cuda", marks=pytest.mark.gpu) for one in ON_GPU]
+
+
+@pytest.mark.parametrize(("name", "options", "device"), PLACES, ids=name_of)
+def test_an_argument_has_pygs_effect(name, options, device):
     row = ROWS[name]
     if row.make is of_gine and options.get("edge_dim") is not None:
         ways = [lambda edges: edge_features(edges, EDGE_DIM)]
@@ -296,9 +272,9 @@ def test_an_argument_has_pygs_effect(name, options):
         ways = row.forward
     for way in ways:
         for make in GRAPHS:
-            edges = make()
-            given, x = way(edges), [numbers(N, FEAT)]
-            mine, theirs = both(row, options)
+            edges, x = make().to(device), [numbers(N, FEAT, device=device)]
+            given = placed(way(edges), device)
+            mine, theirs = both(partial(row.make, **options), device)
             assert repr(mine).startswith(repr(theirs)[:-1].split("(nn=")[0])
             ours, expected = (outcome(one, x, edges, given) for one in (mine, theirs))
             if make is with_repeated_loops and "edge_weight" in given:
@@ -306,17 +282,28 @@ def test_an_argument_has_pygs_effect(name, options):
                 loop = edges[0] == edges[1]
                 ours[2][loop] = expected[2][loop] = 0
             assert_same(ours, expected)
-            # Again, in evaluation, where the graph and parameters are known.
-            assert_same([mine.eval()(x[0], edges, **given)], [theirs.eval()(x[0], edges, **given)])
             states = mine.state_dict(), theirs.state_dict()
             assert list(states[0]) == list(states[1])
+            theirs.load_state_dict(states[0])
+            # Again, in evaluation, where the graph and parameters are known, and of a graph.
+            again = theirs.eval()(x[0], edges, **given)
+            assert_same([mine.eval()(x[0], edges, **given)], [again])
+            graph = Graph.from_edge_index(edges, num_nodes=N)
+            if not getattr(mine, "cached", False):
+                assert_same([mine(x[0], graph, **given)], [again])
+            for layer in (mine, theirs):
+                torch.default_generator.manual_seed(8)
+                layer.reset_parameters()
+            assert_same(
+                *(list(filter(is_made, one.state_dict().values())) for one in (mine, theirs))
+            )
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_layers_are_decomposed_without_effect(name):
     row, edges = ROWS[name], looped()
     x, given = [numbers(N, FEAT)], row.forward[-1](looped())
-    made = [both(row, {"decomposed_layers": count})[0] for count in (1, 3)]
+    made = [both(partial(row.make, decomposed_layers=count))[0] for count in (1, 3)]
     made[0].decomposed_layers = 2
     assert_same(*(outcome(one, x, edges, given) for one in made))
 
@@ -327,22 +314,51 @@ def test_tag_makes_all_its_weights_at_the_first_features():
     assert [tuple(one.weight.shape) for one in layer.lins] == [(OUT, FEAT)] * 3
 
 
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.pairs])
-@pytest.mark.parametrize("sizes", [(9, 5), (5, 9)])
-def test_features_of_two_ends_have_pygs_effect(name, sizes):
+#: Layers of two ends; the last two take no targets without features.
+PAIRS = [*(name for name, row in ROWS.items() if row.pairs), "GATv2Conv", "TransformerConv"]
+WIDE = 3  # of targets, where a layer tells them from sources
+
+
+def options_of_pairs(name, sizes, device):
+    """Options beside features of two ends; PyG adds rows of the wrong end where they flow up."""
+    row, pair = ROWS[name], {"in_channels": (FEAT, WIDE)}
+    singles = [{key: value} for key, values in row.same.items() for value in values]
+    given = [{}, *row.together]
+    if "in_channels" in row.same:
+        given.append(pair)
+    if device == "cpu":
+        given += singles
+        if "in_channels" in row.same and sizes == (9, 5):
+            given += [
+                one | pair for one in singles if not {"in_channels", "share_weights"} & {*one}
+            ]
+    of_edges = [one for one in given if "GIN" not in name or "edge_dim" not in one]
+    return [one for one in of_edges if "flow" not in one and "decomposed_layers" not in one]
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("sizes", [(9, 5), (5, 9), (7, 7)])
+def test_features_of_two_ends_have_pygs_effect(device, name, sizes):
     row = ROWS[name]
     generator = torch.Generator().manual_seed(2)
-    edges = torch.stack([torch.randint(0, n, (25,), generator=generator) for n in sizes])
-    x = [numbers(n, FEAT, seed=n) for n in sizes]
-    for options in ({}, *row.together):
-        if "flow" in options:
-            continue  # refused beside two ends: PyG adds rows of the wrong end
-        if "edge_dim" not in options:
-            for given in ({}, {"size": sizes}):
-                beside = row.forward[0](edges) | given
-                mine, theirs = both(row, options)
-                assert_same(*(outcome(one, x, edges, beside) for one in (mine, theirs)))
-                alone = beside | {"size": sizes}
+    ends = torch.stack([torch.randint(0, n, (25,), generator=generator) for n in sizes])
+    edges, graph = ends.to(device), Graph.from_edge_index(ends, num_nodes=sizes).to(device)
+    for options, way in itertools.product(options_of_pairs(name, sizes, device), row.forward):
+        reduced = "fill_value" in row.same and isinstance(options.get("fill_value", ""), str)
+        if reduced and sizes[1] > sizes[0] and options.get("add_self_loops", True) and way(ends):
+            continue  # PyG breaks: its loops have features of as many vertices as sources
+        wide = WIDE if options.get("in_channels") == (FEAT, WIDE) else FEAT
+        pairs = zip(sizes, (FEAT, wide), strict=True)
+        x = [numbers(n, k, seed=n, device=device) for n, k in pairs]
+        beside = placed(way(ends), device)
+        mine, theirs = both(partial(row.make, **options), device)
+        expected = outcome(theirs, x, edges, beside)
+        for given in (edges, graph):
+            for more in ({}, {"size": sizes}) if row.pairs else ({},):
+                assert_same(outcome(mine, x, given, beside | more), expected)
+        if row.pairs:
+            for size in (sizes,) if sizes[1] > sizes[0] else (sizes, None):
+                alone = beside | {"size": size}
                 call = (x[0], None), edges
                 assert_same([mine(*call, **alone)], [theirs(*call, **alone)])
 
@@ -357,7 +373,7 @@ def test_features_of_one_graph_have_pygs_effect(name, options):
         pytest.skip("PyG's layer takes none")
     x = numbers(3, N, FEAT)
     for way in row.forward:
-        mine, theirs = both(row, options)
+        mine, theirs = both(partial(row.make, **options))
         assert_same(*(outcome(one, [x], edges, way(edges)) for one in (mine, theirs)))
 
 

@@ -1,16 +1,18 @@
-"""GAT, GATv2, AGNN and Transformer against PyG's layers, option by option, in float64."""
+"""GAT, GATv2 and Transformer: weights of attention as PyG's, in float64, and what is refused."""
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
 
-from test_agnn import edges  # noqa: E402
+import pyg_cases  # noqa: E402
+from pyg_cases import assert_same, numbers, outcome  # noqa: E402
+from test_agnn import edges as edges_of  # noqa: E402
+from test_pyg_graphs import SparseTensor  # noqa: E402
 from torch.autograd import gradgradcheck  # noqa: E402
-from torch.nn.parameter import UninitializedParameter  # noqa: E402
 from torch_geometric import EdgeIndex  # noqa: E402
 
-from sparsefmt import DtypeError, Graph, ShapeError, UnsupportedError, nn  # noqa: E402
+from sparsefmt import DtypeError, ShapeError, UnsupportedError, nn  # noqa: E402
 from sparsefmt.nn import _attention  # noqa: E402
 
 pytestmark = [
@@ -22,52 +24,6 @@ N, WIDTH, OUT, EDGE_DIM = 10, 6, 5, 3
 NAMES = ("GATConv", "GATv2Conv", "TransformerConv")
 EACH = pytest.mark.parametrize("name", NAMES)
 
-FILLS = ("mean", "add", "min", "max", "mul", 0.5, torch.tensor([0.5, -1.0, 2.0]))
-OF_BOTH = [
-    {},
-    {"heads": 3},
-    {"heads": 3, "concat": False},
-    {"negative_slope": 0.7},
-    {"add_self_loops": False},
-    {"bias": False},
-    {"residual": True, "heads": 2},
-    {"residual": True, "heads": 2, "concat": False, "add_self_loops": False},
-    *({"heads": 2, "edge_dim": EDGE_DIM, "fill_value": fill} for fill in FILLS),
-    {"heads": 2, "edge_dim": EDGE_DIM, "add_self_loops": False, "residual": True},
-    {"edge_dim": 1, "concat": False},
-]
-OF_TRANSFORMER = [
-    {},
-    {"heads": 3},
-    {"heads": 3, "concat": False},
-    {"beta": True, "heads": 2},
-    {"beta": True, "heads": 2, "concat": False, "edge_dim": EDGE_DIM},
-    {"heads": 2, "edge_dim": EDGE_DIM},
-    {"heads": 3, "edge_dim": 1, "bias": False},
-    {"root_weight": False, "beta": True, "edge_dim": EDGE_DIM},
-    {"root_weight": False, "bias": False},
-]
-OPTIONS = {
-    "GATConv": OF_BOTH,
-    "GATv2Conv": [*OF_BOTH, {"share_weights": True}, {"share_weights": True, "edge_dim": 2}],
-    "TransformerConv": OF_TRANSFORMER,
-}
-CASES = pytest.mark.parametrize(
-    ("name", "options"), [(name, one) for name in NAMES for one in OPTIONS[name]], ids=str
-)
-FEW = pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("GATConv", {"residual": True, "heads": 2, "edge_dim": EDGE_DIM, "fill_value": 0.5}),
-        ("GATv2Conv", {"heads": 2, "edge_dim": EDGE_DIM, "concat": False, "fill_value": 0.5}),
-        ("GATv2Conv", {"residual": True}),
-        ("GATv2Conv", {"share_weights": True}),
-        ("TransformerConv", {"beta": True, "heads": 2, "edge_dim": EDGE_DIM, "concat": False}),
-        ("TransformerConv", {"root_weight": False}),
-    ],
-    ids=str,
-)
-
 
 @pytest.fixture(autouse=True)
 def in_float64():
@@ -77,110 +33,12 @@ def in_float64():
     torch.set_default_dtype(before)
 
 
-def both(name, *args, seed=0, **options):
-    """Ours and PyG's, drawn at the same seed; the bias shows."""
-    made = []
-    for module in (nn, pyg):
-        torch.manual_seed(seed)
-        layer = getattr(module, name)(*args, **options)
-        if getattr(layer, "bias", None) is not None:
-            torch.nn.init.uniform_(layer.bias)
-        made.append(layer)
-    return made
+def both(name, *args, **options):
+    return pyg_cases.both(lambda library: getattr(library, name)(*args, **options))
 
 
 def random(*shape, seed=1):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
-
-
-def bipartite(n_source, n_target):
-    """Directed, with an edge stored twice, in no order; the last target has no edges."""
-    generator = torch.Generator().manual_seed(3)
-    source = torch.randint(n_source, (20,), generator=generator)
-    target = torch.randint(n_target - 1, (20,), generator=generator)
-    given = torch.stack([source, target])
-    return torch.cat([given, given[:, :3], torch.tensor([[2, 2], [2, 2]])], 1)
-
-
-def attributes(options, given):
-    width = options.get("edge_dim")
-    return () if width is None else (random(given.shape[1], width, seed=5),)
-
-
-def leaves(value):
-    """The tensors of a result: features, or these with the edges and their weights."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [one for part in value for one in leaves(part)]
-
-
-def is_lazy(parameter):
-    return isinstance(parameter, UninitializedParameter)
-
-
-def everything(layer, x, given, *attr, **more):
-    """The result, and the gradients of all that has one."""
-    inputs = [one for one in (x if isinstance(x, tuple) else (x,)) if one is not None]
-    own = [one for _, one in sorted(layer.named_parameters()) if not is_lazy(one)]
-    wanted = [*inputs, *attr, *own]
-    found = leaves(layer(x, given, *attr, **more))
-    loss = sum(
-        (one * torch.linspace(-1, 1, one.numel()).view_as(one)).sum()
-        for one in found
-        if one.is_floating_point()
-    )
-    return [*found, *torch.autograd.grad(loss, wanted, allow_unused=True)]
-
-
-def assert_same(mine, other):
-    assert len(mine) == len(other)
-    largest = max(two.abs().max().item() for two in other if two is not None and two.numel())
-    for one, two in zip(mine, other, strict=True):
-        if two is None or one is None:  # what does not count at all has no gradient
-            assert all(each is None or not each.any() for each in (one, two))
-            continue
-        assert one.dtype == two.dtype
-        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-11 * max(largest, 1))
-
-
-def check_between_two_sets(name, options, shape):
-    mine, other = both(name, (WIDTH, WIDTH if "share_weights" in options else 4), OUT, **options)
-    given = bipartite(*shape)
-    x = random(shape[0], WIDTH), random(shape[1], mine.in_channels[1], seed=2)
-    attr = attributes(options, given)
-    for more in ({}, {"return_attention_weights": True}):
-        found = [everything(one, x, given, *attr, **more) for one in (mine, other)]
-        assert_same(*found)
-
-
-@CASES
-def test_each_option_counts_between_two_sets(name, options):
-    check_between_two_sets(name, options, (9, 6))
-
-
-@FEW
-def test_there_may_be_more_targets_than_sources(name, options):
-    """Where PyG itself breaks if features of loops are reduced ones."""
-    check_between_two_sets(name, options, (6, 9))
-
-
-@EACH
-def test_weights_of_a_graph_are_those_of_its_edge_index(name):
-    layer, given = both(name, WIDTH, OUT, heads=2, edge_dim=EDGE_DIM)[0], edges("repeated")
-    x, attr = random(N, WIDTH), random(given.shape[1], EDGE_DIM)
-    graph, more = Graph.from_edge_index(given, num_nodes=N), {"return_attention_weights": True}
-    expected = everything(layer, x, given, attr, **more)
-    assert_same(everything(layer, x, graph, attr, **more), expected)
-    assert_same(leaves(layer(x, graph, attr)), expected[:1])
-
-
-@pytest.mark.parametrize("shape", [(9, 6), (6, 9)])
-def test_gat_takes_targets_without_features(shape):
-    mine, other = both("GATConv", (WIDTH, 4), OUT, heads=2, residual=True)
-    given, x = bipartite(*shape), (random(shape[0], WIDTH), None)
-    for more in ({}, {"return_attention_weights": True}):
-        found = [everything(one, x, given, size=shape, **more) for one in (mine, other)]
-        assert_same(*found)
+    return numbers(*shape, seed=seed).requires_grad_()
 
 
 @pytest.mark.parametrize("layout", ["coo", "csr"])
@@ -189,7 +47,7 @@ def test_gat_takes_targets_without_features(shape):
 def test_weights_of_a_sparse_matrix_are_a_sparse_matrix(name, loops, layout):
     options = {} if name == "TransformerConv" else {"add_self_loops": loops}
     mine, other = both(name, WIDTH, OUT, heads=2, **options)
-    source, target = torch.unique(edges("some"), dim=1)
+    source, target = torch.unique(edges_of("some"), dim=1)
     places = torch.stack([target, source])
     adj_t = torch.sparse_coo_tensor(places, torch.ones(len(source)), (N, N)).coalesce()
     adj_t = adj_t if layout == "coo" else adj_t.to_sparse_csr()
@@ -204,34 +62,14 @@ def test_weights_of_a_sparse_matrix_are_a_sparse_matrix(name, loops, layout):
     assert_same(*([one] for one in gradients))
 
 
-class SparseTensor:
-    """What torch_sparse.SparseTensor has that is read here; values stand beside it."""
-
-    def __init__(self, A, looped=False):
-        self.A, self.looped = A, looped
-
-    def csr(self):
-        return self.A.crow_indices(), self.A.col_indices(), None
-
-    def sparse_sizes(self):
-        return tuple(self.A.shape)
-
-    def set_diag(self):
-        return SparseTensor(self.A, looped=True)
-
-    def set_value(self, value, layout):
-        assert layout == "coo"
-        return self.looped, value
-
-
 @EACH
 def test_weights_of_a_sparse_tensor_are_its_values(name):
     layer, x = both(name, WIDTH, OUT, heads=2)[0], random(N, WIDTH)
-    dense = torch.zeros(N, N).index_put(tuple(edges("some").flip(0)), torch.ones(()))
-    y, (_, weights) = layer(x, dense.to_sparse_csr(), return_attention_weights=True)
-    found, (looped, values) = layer(
-        x, SparseTensor(dense.to_sparse_csr()), return_attention_weights=True
-    )
+    dense = torch.zeros(N, N).index_put(tuple(edges_of("some").flip(0)), torch.ones(()))
+    A = dense.to_sparse_csr()
+    y, (_, weights) = layer(x, A, return_attention_weights=True)
+    A = SparseTensor(A.crow_indices(), A.col_indices(), None, (N, N))
+    found, (looped, values) = layer(x, A, return_attention_weights=True)
     assert looped == (name != "TransformerConv")
     assert_same([found, values], [y, weights])
 
@@ -239,7 +77,7 @@ def test_weights_of_a_sparse_tensor_are_its_values(name):
 @EACH
 def test_weights_of_an_edge_index_that_is_sorted_are_pygs(name):
     mine, other = both(name, WIDTH, OUT, heads=2)
-    given, x = edges("some"), random(N, WIDTH)
+    given, x = edges_of("some"), random(N, WIDTH)
     given = given[:, torch.argsort(given[1], stable=True)]
     given = EdgeIndex(given, sort_order="col", sparse_size=(N, N))
     (y, (listed, p)), (y_2, (listed_2, p_2)) = (
@@ -252,36 +90,12 @@ def test_weights_of_an_edge_index_that_is_sorted_are_pygs(name):
 @pytest.mark.parametrize("edge_dim", [None, EDGE_DIM])
 @EACH
 def test_weights_are_left_out_as_pygs_are(name, edge_dim):
-    options = {"heads": 2, "edge_dim": edge_dim, "dropout": 0.5}
-    mine, other = both(name, WIDTH, OUT, **options)
-    given, x = edges("some"), random(N, WIDTH)
-    attr, found = attributes(options, given), []
-    for layer in (mine, other):
-        torch.manual_seed(7)
-        found.append(everything(layer, x, given, *attr, return_attention_weights=True))
-    assert_same(*found)
-    assert_same(*(leaves(one.eval()(x, given, *attr)) for one in (mine, other)))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, "autocast"], ids=str)
-@EACH
-def test_edge_features_may_be_narrow(name, dtype):
-    layer, given = both(name, WIDTH, OUT, heads=2, edge_dim=EDGE_DIM)[0].float(), edges("some")
-    x, attr = random(N, WIDTH).float().detach(), random(given.shape[1], EDGE_DIM).float().detach()
-    more = {"return_attention_weights": True}
-    y, (_, weights) = layer(x, given, attr, **more)
-    if dtype == "autocast":
-        narrow = torch.bfloat16
-        with torch.autocast("cpu", narrow):
-            found, (_, of_edges) = layer(x, given, attr, **more)
-    else:
-        narrow, layer = dtype, layer.to(dtype)
-        found, (_, of_edges) = layer(x.to(dtype), given, attr.to(dtype), **more)
-    assert found.dtype == of_edges.dtype == narrow
-    # A few operations on numbers about 1, of which the largest rounds most.
-    bound = 8 * torch.finfo(narrow).eps * y.abs().max().item()
-    torch.testing.assert_close(found.float(), y, rtol=0, atol=bound)
-    torch.testing.assert_close(of_edges.float(), weights, rtol=0, atol=bound)
+    layers = both(name, WIDTH, OUT, heads=2, edge_dim=edge_dim, dropout=0.5)
+    edges, x = edges_of("some"), [numbers(N, WIDTH)]
+    given = {} if edge_dim is None else {"edge_attr": numbers(edges.shape[1], edge_dim, seed=5)}
+    returned = given | {"return_attention_weights": True}
+    assert_same(*(outcome(one, x, edges, returned) for one in layers))
+    assert_same(*(one.eval()(x[0], edges, **given) for one in layers))
 
 
 @pytest.mark.parametrize("name", ["GATv2Conv", "TransformerConv"])
@@ -301,61 +115,9 @@ def test_features_of_vertices_are_summed_in_one_product_for_all_heads(name, monk
         return product(graph, x, *others)
 
     monkeypatch.setattr(_attention, "spmm", counted)
-    layer, given = getattr(nn, name)(WIDTH, OUT, heads, dropout=0.5), edges("some")
+    layer, given = getattr(nn, name)(WIDTH, OUT, heads, dropout=0.5), edges_of("some")
     layer(random(N, WIDTH), given, return_attention_weights=True)
     assert shapes == [(N, heads, OUT)]
-
-
-@EACH
-def test_hooks_of_the_map_of_edges_are_called(name):
-    layer, given = both(name, WIDTH, OUT, heads=2, edge_dim=EDGE_DIM)[0], edges("some")
-    x, attr = random(N, WIDTH), random(given.shape[1], EDGE_DIM)
-    expected = layer(x, given, attr)
-    layer.lin_edge.register_forward_hook(lambda module, args, y: y.neg())
-    assert_same([layer(x, given, -attr)], [expected])
-
-
-@FEW
-def test_states_and_reprs_are_pygs(name, options):
-    for args in ((WIDTH, OUT), ((WIDTH, WIDTH), OUT)):
-        mine, other = both(name, *args, **options)
-        assert repr(mine) == repr(other)
-        assert [key for key, _ in mine.named_parameters()] == [
-            key for key, _ in other.named_parameters()
-        ]
-        for one, two in ((mine, other), (other, mine)):
-            assert_same([*one.state_dict().values()], [*two.state_dict().values()])
-            assert one.state_dict().keys() == two.state_dict().keys()
-            two.load_state_dict(one.state_dict())
-        for layer in (mine, other):
-            torch.manual_seed(3)
-            layer.reset_parameters()
-        assert_same([*mine.state_dict().values()], [*other.state_dict().values()])
-
-
-@pytest.mark.parametrize("channels", [-1, (-1, -1), (WIDTH, -1)])
-@FEW
-def test_channels_may_be_those_of_the_first_features(name, options, channels):
-    options = {**options, **({"edge_dim": -1} if options.get("edge_dim") == EDGE_DIM else {})}
-    if "share_weights" in options and channels == (WIDTH, -1):
-        return
-    mine, other = both(name, channels, OUT, **options)
-    assert isinstance(next(iter(mine.state_dict().values())), torch.Tensor)
-    given = edges("some")
-    x = random(N, WIDTH)
-    if isinstance(channels, tuple):
-        x = x, random(N, WIDTH, seed=2)
-    attr = attributes({"edge_dim": EDGE_DIM} if options.get("edge_dim") == -1 else options, given)
-    found = []
-    for layer in (mine, other):
-        torch.manual_seed(5)
-        with torch.no_grad():
-            found.append(layer(x, given, *attr))
-    assert_same([found[0]], [found[1]])
-    if options.get("root_weight", True):  # whose map is not met without
-        assert not any(map(is_lazy, mine.parameters()))
-        assert_same([*mine.state_dict().values()], [*other.state_dict().values()])
-    assert_same(everything(mine, x, given, *attr), everything(other, x, given, *attr))
 
 
 @pytest.mark.parametrize(
@@ -383,7 +145,7 @@ def test_what_cannot_be_is_refused_by_name(name, options, error, says):
 
 
 def test_features_that_do_not_fit_are_refused():
-    given, x = edges("some"), random(N, WIDTH)
+    given, x = edges_of("some"), random(N, WIDTH)
     attr = random(given.shape[1], EDGE_DIM)
     plain, layer = nn.TransformerConv(WIDTH, OUT), nn.TransformerConv(WIDTH, OUT, edge_dim=EDGE_DIM)
     loops = nn.GATv2Conv(WIDTH, OUT, edge_dim=EDGE_DIM, fill_value=torch.ones(2))

@@ -22,20 +22,27 @@ pytestmark = [
 ]
 
 N, WIDTH, EDGES = 11, 4, 50
-LAYERS = ("GCNConv", "SAGEConv", "GATConv", "GATv2Conv", "AGNNConv", "GINConv")
+LAYERS = ("GCNConv", "SAGEConv", "GATConv", "GATv2Conv", "AGNNConv", "GINConv", "SGConv", "TAGConv")
 
 
 class SparseTensor:
     """What torch_sparse.SparseTensor has that is read here."""
 
-    def __init__(self, indptr, indices, value, sizes):
-        self.parts, self.sizes = (indptr, indices, value), sizes
+    def __init__(self, indptr, indices, value, sizes, looped=False):
+        self.parts, self.sizes, self.looped = (indptr, indices, value), sizes, looped
 
     def csr(self):
         return self.parts
 
     def sparse_sizes(self):
         return self.sizes
+
+    def set_diag(self):
+        return SparseTensor(*self.parts, self.sizes, looped=True)
+
+    def set_value(self, value, layout):
+        assert layout == "coo"
+        return self.looped, value
 
 
 def distinct(device="cpu"):
@@ -64,6 +71,7 @@ def adj_t(layout, device="cpu"):
 
 GRAPHS = {
     "unsorted": lambda device: EdgeIndex(distinct(device), sparse_size=(N, N)),
+    "int32": lambda device: distinct(device).int(),
     "without sizes": lambda device: sorted_by("col", device, sizes=(None, None)),
     "by targets": lambda device: sorted_by("col", device),
     "by targets, cached": lambda device: sorted_by("col", device, cached=True),
@@ -90,9 +98,9 @@ def gradients(layer, x, graph):
 
 
 def expected_layer_and_edges(name, kind, device):
-    """To torch's sparse tensors GCN adds a loop beside those that they hold, as PyG does."""
+    """To torch's sparse tensors GCN and SG add a loop beside those that they hold, as PyG does."""
     layer, given = layer_of(name, device), distinct(device)
-    if name == "GCNConv" and kind in ("coo", "csr", "csc"):
+    if name in ("GCNConv", "SGConv") and kind in ("coo", "csr", "csc"):
         layer.add_self_loops = False
         given = torch.cat([given, torch.arange(N, device=device).expand(2, N)], 1)
     return layer, given

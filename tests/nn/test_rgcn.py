@@ -105,6 +105,7 @@ def _floating(x):
     return [one for one in (x if isinstance(x, tuple) else (x,)) if one.is_floating_point()]
 
 
+@pytest.mark.covering("together", "parts", "aggr", "bipartite", one_in=3)
 @pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("aggr", ["mean", "add", "max", "min"])
 @pytest.mark.parametrize("bipartite", [False, True], ids=["square", "bipartite"])
@@ -129,6 +130,7 @@ def test_it_is_pyg_s_of_ids(device, parts, aggr):
         assert torch.allclose(found, expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.covering("together", "parts", one_in=2)
 @pytest.mark.parametrize("parts", PARTS)
 def test_gradients_are_differentiated_again(device, together, parts):
     graph, types = edges(device)

@@ -23,7 +23,7 @@ data = citations()
 model = GAT(data.num_features, 8, CLASSES, heads=4)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.005, weight_decay=5e-4)
 losses, accuracies = [], []
-for _ in range(20):
+for _ in range(12):
     model.train()
     optimizer.zero_grad()
     out = model(data.x, data.edge_index)

@@ -27,7 +27,7 @@ parts = [
 ]
 optimizer = torch.optim.Adam(parts, lr=0.01)
 losses, accuracies = [], []
-for _ in range(20):
+for _ in range(12):
     model.train()
     optimizer.zero_grad()
     out = model(data.x, data.edge_index)

@@ -23,7 +23,7 @@ with torch.no_grad():
     model(data.x_dict, data.edge_index_dict)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 losses, accuracies = [], []
-for _ in range(20):
+for _ in range(12):
     optimizer.zero_grad()
     out = model(data.x_dict, data.edge_index_dict)["paper"]
     loss = F.cross_entropy(out, data["paper"].y)
