@@ -198,25 +198,19 @@ def test_what_no_entry_reads_reaches_nothing(xp, case):
     used = {"rows": A.tocsr().lengths > 0, "cols": np.zeros(A.n_cols, bool)}
     used["cols"][A.tocsr().indices] = True
     args = case.arguments(A, feat=12)
-    lost = {}
-    for name, value in args.items():
-        lost[name] = value.copy()
+    lost = {name: value.copy() for name, value in args.items()}
+    for name, value in lost.items():
         if case.shapes[name][0] in used:
-            for array in arrays_of(lost[name])[-1:]:
-                array[~used[case.shapes[name][0]]] = np.nan
+            arrays_of(value)[-1][~used[case.shapes[name][0]]] = np.nan
     B = put(xp, A)
     first, second = (
-        case.run(B, {name: put(xp, value) for name, value in one.items()}) for one in (args, lost)
+        case.run(B, {name: put(xp, value) for name, value in each.items()}) for each in (args, lost)
     )
-    if case.balanced and not isinstance(first[0], xp.ndarray):
-        return
-    names = [name for name in args if case.shapes[name][0] in used]
-    for a, b in zip(first, second, strict=True):
-        same = equal(xp, a, b) or (case.atomics and not bool(xp.isnan(b).any()))
-        assert same or (case.name.startswith("sspmm") and names), case
-        if not same:
-            here = xp.asarray(used["cols"])
-            assert equal(xp, a[here], b[here])
+    for place, (a, b) in enumerate(zip(first, second, strict=True)):
+        if case.function is ops.gat_backward and place:  # products with a vertex's own features
+            here = xp.asarray(used["cols" if place == 1 else "rows"])
+            a, b = a[here], b[here]
+        assert equal(xp, a, b) or (case.atomics and bool(xp.isfinite(b).all()))
 
 
 @every_oracle
