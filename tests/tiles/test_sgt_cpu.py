@@ -1,5 +1,6 @@
 """Products over the tiles of an SGT on the CPU, without a CSR, against loops in float64."""
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import given
@@ -156,6 +157,11 @@ def test_tiles_may_be_empty():
 
 
 # Work that is cut into pieces
+
+
+@pytest.fixture
+def _all_threads(one_thread):
+    numba.set_num_threads(numba.config.NUMBA_NUM_THREADS)
 
 
 @pytest.mark.usefixtures("_all_threads")
