@@ -29,6 +29,13 @@ TORCH_ALONE = {
 NOT_REPEATED = {"gcn_norm_backward"}
 #: Of a row with features to keep.
 K = 3
+#: Cases of a function with other options: graphs, rows and memory are tried with the others.
+VARIANTS = {
+    *("spmm mean", "spmm min", "spmm mean scaled", "spmm max scaled", "spmm of csc", "spmm of sgt"),
+    *("aggregate auto", "aggregate gar", "spgemm mean", "sspmm deterministic", "sddmm of heads"),
+    *("edge_softmax of 1 axes", "edge_softmax_backward of 1 axes", "message_aggregate add"),
+    *("message_aggregate_backward add", "edge_combine add", "edge_combine sub"),
+}
 
 
 @dataclass(frozen=True)

@@ -226,6 +226,7 @@ def test_a_refused_or_explained_call_leaves_out_alone(xp, case):
     assert bool((out == 7).all())
 
 
+@pytest.mark.grid  # loops of float64, which other tests of the rooms compile
 @pytest.mark.parametrize("case", FULL.values(), ids=lambda case: case.function.__name__)
 def test_lists_go_where_the_matrix_is(xp, case):
     """As float64, without a copy of the matrix; values of another dtype are refused."""
