@@ -13,13 +13,10 @@ The sections are
 - ``layers``: one layer of GCN and GAT beside PyG, its structure kept and anew: Table 3 of fuseGNN;
 - ``training``: steps of two-layer models beside PyG;
 - ``launches``: kernels of one layer;
-- ``methods``: GAS and GAR over mean degrees and widths, with a plot: its Figs. 9 to 12;
-- ``traffic``: bytes that must move, beside the gather probe: its Tables 4 and 5;
-- ``rounded``: GAT of float32 features that may be rounded to bfloat16 beside exact ones;
 - ``cpu``: GAT beside PyG on the CPU.
 
 On a GPU all run but ``cpu``, on the CPU only that unless ``--sections`` says otherwise; ``memory``,
-``launches``, ``aggregate``, ``rounded`` and ``traffic`` need a GPU.  Real graphs are read from the
+``launches`` and ``aggregate`` need a GPU.  Real graphs are read from the
 ``.npz`` files of ``--data``, by default ``$SPARSEFMT_DATA`` or else ``../shared/data`` beside the
 checkout; those that are missing are skipped with a line.  Results are checked in float64 at sampled
 vertices.
@@ -39,12 +36,9 @@ SECTIONS = {
     "layers": ("attention.layers", "layers"),
     "training": ("attention.training", "training"),
     "launches": ("attention.launches", "launches"),
-    "methods": ("matmul.methods", "methods"),
-    "traffic": ("attention.traffic", "traffic"),
-    "rounded": ("attention.rounded", "rounded"),
     "cpu": ("attention.cpu", "cpu"),
 }
-ON_GPU = {"aggregate", "memory", "launches", "traffic", "rounded"}
+ON_GPU = {"aggregate", "memory", "launches"}
 KINDS = ("gat", "gatv2", "dot")
 DTYPES = ("float32", "float16", "bfloat16")
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,4 +1,4 @@
-"""MaxK, SpGEMM and SSpMM: selection, products against SpMM, traffic, and training with them.
+"""MaxK, SpGEMM and SSpMM: selection, products against SpMM, and training with them.
 
 ``python -m benchmarks maxk [--device cpu|cuda] [--sections selection,products]
 [--graphs reddit,path.npz] [--k 8,32] [--quick] [--out FOLDER]``
@@ -10,15 +10,12 @@ The sections are
   and this library's, over graphs and k: Fig. 8 and Table 4 of MaxK-GNN, with a plot;
 - ``halves``: both products in float16 and bfloat16 against float32, on reddit;
 - ``rounded``: SSpMM of a float32 gradient that may be rounded to bfloat16 beside the exact one;
-- ``traffic``: bytes of the products counted, on reddit: its Table 2;
 - ``training``: epochs of a 3-layer GraphSAGE with MaxK and with ReLU, on reddit;
-- ``memory``: peak of a layer's forward and backward beside that of ReLU and SpMM, on reddit;
-- ``profile``: each product once, untimed, for a profiler: see ``cbsr.traffic``.
+- ``memory``: peak of a layer's forward and backward beside that of ReLU and SpMM, on reddit.
 
-All but ``profile`` run unless ``--sections`` says otherwise; ``halves``, ``rounded``, ``memory``
-and ``profile`` need a GPU.  Selections are compared with a stable sort in every row, products with
-float64 sums in sampled ones, models with torch.sparse.  Medians of 20 runs after 5, of 10 after 3
-where one takes over 50 ms.
+All run unless ``--sections`` says otherwise; ``halves``, ``rounded`` and ``memory`` need a GPU.
+Selections are compared with a stable sort in every row, products with float64 sums in sampled ones,
+models with torch.sparse.  Medians of 20 runs after 5, of 10 after 3 where one takes over 50 ms.
 """
 
 import argparse
@@ -30,12 +27,10 @@ SECTIONS = {
     "products": ("cbsr.products", "products"),
     "halves": ("cbsr.products", "halves"),
     "rounded": ("cbsr.products", "rounded"),
-    "traffic": ("cbsr.traffic", "traffic"),
     "training": ("cbsr.training", "training"),
     "memory": ("cbsr.training", "memory"),
-    "profile": ("cbsr.traffic", "profile"),
 }
-ON_GPU = {"halves", "rounded", "memory", "profile"}
+ON_GPU = {"halves", "rounded", "memory"}
 
 
 def main(argv: list[str]) -> int:
@@ -58,7 +53,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser.error("the width is 256, and k at most that")
     here = [name for name in SECTIONS if options.device == "cuda" or name not in ON_GPU]
     if options.sections is None:
-        options.sections = [name for name in here if name != "profile"]
+        options.sections = here
     elsewhere = [name for name in options.sections if name not in here]
     if elsewhere:
         parser.error(f"{elsewhere[0]} needs a GPU")

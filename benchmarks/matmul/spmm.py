@@ -1,20 +1,16 @@
 """SpMM against the gather ceiling, cuSPARSE and what else people use.
 
-``python -m benchmarks spmm [--device cpu|cuda] [--sections table,variants,libraries,memory]
+``python -m benchmarks spmm [--device cpu|cuda] [--sections table,libraries,memory]
 [--graphs reddit,path.npz] [--widths 64,128] [--dtypes float32,float16] [--quick] [--out FOLDER]``
 
 On a GPU the sections are
 
 - ``table``: graphs, widths and dtypes against cuSPARSE's best algorithm and the gather probe;
-- ``variants``: mean, max, min, unweighted and scaled products against the plain weighted sum;
 - ``libraries``: the products of cupyx, torch.sparse and PyG, and torch.compile's;
 - ``memory``: peak of forward and backward through torch;
-- ``order``: edges in random order and by source beside the same ones by target;
-- ``rounded``: float32 features that may be rounded to bfloat16 beside exact ones;
-- ``sorted``: the ratio to cuSPARSE with ids in order of degree instead of shuffled;
-- ``scaling``: nanoseconds per entry for 1 M to 1 G entries, and one run beyond 2**31 entries.
+- ``sorted``: the ratio to cuSPARSE with ids in order of degree instead of shuffled.
 
-The first four run unless ``--sections`` says otherwise.  On the CPU there is one section, against
+The first three run unless ``--sections`` says otherwise.  On the CPU there is one section, against
 torch.sparse CSR and SciPy.  Every case is checked in float64 on sampled rows before it is timed:
 relative error at most 1e-5 in float32, 1e-3 in float16, and 1e-3 beyond the rounding of the result
 (2**-8) in bfloat16.  Medians of 20 runs after 5, of 10 after 3 where one takes over 50 ms.
@@ -33,15 +29,11 @@ from .._harness import Target, geomean
 DTYPES = ("float32", "float16", "bfloat16")
 SECTIONS = {
     "table": ("matmul.table", "table"),
-    "variants": ("matmul.variants", "variants"),
     "libraries": ("matmul.libraries", "libraries"),
     "memory": ("matmul.libraries", "memory"),
-    "order": ("matmul.order", "order"),
-    "rounded": ("matmul.rounded", "rounded"),
     "sorted": ("matmul.table", "by_order"),
-    "scaling": ("matmul.scaling", "scaling"),
 }
-DEFAULT_SECTIONS = ("table", "variants", "libraries", "memory")
+DEFAULT_SECTIONS = ("table", "libraries", "memory")
 #: Widths of each graph on the CPU: short rows of few features show what a row itself costs.
 CPU_WIDTHS = {"cpu": (32, 128), "short": (8, 16)}
 CPU_COLUMNS = {

@@ -1,28 +1,21 @@
-"""SGT and its products on matrix units: SpMM, SDDMM, translation and training by tiles.
+"""SGT and its products on matrix units: SpMM, SDDMM and training by tiles.
 
-``python -m benchmarks tcgnn [--sections table,blocks] [--graphs reddit,path.npz]
+``python -m benchmarks tcgnn [--sections table,sddmm] [--graphs reddit,path.npz]
 [--widths 64,128] [--dtypes tf32,float16] [--data FOLDER] [--quick] [--out FOLDER]``
 
 All sections need a GPU; ``tf32`` is float32 storage with ``precision="tf32"``.  They are
 
 - ``table``: SpMM by tiles, with values and without, against cuSPARSE's best and this library's
   SpMM by CSR;
-- ``structured``: the same against CSR on graphs with structure: ids not shuffled, in order of
-  communities, and real graphs in block-diagonal batches;
-- ``blocks``: a matrix of dense 16 x 16 blocks against torch's BSR: TC-GNN's Tables 5 and 6;
 - ``sddmm``: SDDMM by tiles against cuSPARSE and CSR;
-- ``translation``: the time of SGT beside that of 200 epochs of a GCN: its Fig. 8;
 - ``models``: epochs of GCN and AGNN beside PyG and torch.sparse: its Fig. 6;
-- ``tiles_saved``: tiles that condensing saves: its Fig. 7;
-- ``width``: SpMM in TF32 over widths: its Fig. 10;
-- ``warps``: SpMM with all entries in tiles, by the height of windows and the features of a block,
-  which decide how many warps it has, over graphs of ever fuller windows: its Fig. 9.
+- ``width``: SpMM in TF32 over widths: its Fig. 10.
 
 Real graphs are read from the ``.npz`` files of ``--data``, by default ``$SPARSEFMT_DATA`` or else
 ``../shared/data`` beside the checkout; those that are missing are skipped with a line.  Every
 product is checked in float64 with the operands as they are stored, before any rounding to TF32,
 and every model against another library's.  Medians of 20 runs after 5, of 10 after 3 where one
-takes over 50 ms; of 10 or fewer in ``translation``.
+takes over 50 ms.
 """
 
 import argparse
@@ -34,14 +27,9 @@ from .. import _options
 DTYPES = ("tf32", "float16", "bfloat16")
 SECTIONS = {
     "table": ("tiles.spmm", "table"),
-    "structured": ("tiles.structured", "structured"),
-    "blocks": ("tiles.blocks", "blocks"),
     "sddmm": ("tiles.sddmm", "table"),
-    "translation": ("tiles.translation", "translation"),
     "models": ("tiles.training", "models"),
-    "tiles_saved": ("tiles.translation", "tiles_saved"),
     "width": ("tiles.spmm", "width"),
-    "warps": ("tiles.warps", "warps"),
 }
 #: What ``python -m benchmarks`` does not mend by ``--device cpu``.
 NEEDS_GPU = True

@@ -9,9 +9,8 @@ import pytest
 
 from benchmarks import _graphs, _harness, _oracle, _probe
 from benchmarks.__main__ import main
-from benchmarks.cbsr import products, selection, traffic
-from benchmarks.matmul import scaling, table
-from benchmarks.messages import ceiling
+from benchmarks.cbsr import products, selection
+from benchmarks.matmul import table
 from sparsefmt import CBSR
 from sparsefmt.ops import edge_softmax, maxk, sddmm, spmm
 
@@ -213,51 +212,6 @@ def test_the_table_is_judged_by_dtype_and_width():
     assert targets["float16 64/128/256 over cuSPARSE float32, geomean of 1"].ok
 
 
-def curve(*nanoseconds):
-    """Rows of one degree from our and cuSPARSE's time per entry at 1, 4, 16, ... M."""
-    return [
-        {
-            "degree": 8,
-            "millions": 4**k,
-            "entries": 4**k << 20,
-            "ns": ours,
-            "cusparse_ns": theirs,
-            "ratio": theirs / ours,
-        }
-        for k, (ours, theirs) in enumerate(nanoseconds)
-    ]
-
-
-def test_scaling_finds_a_cliff_that_cusparse_has_not(tmp_path):
-    rows = curve((0.02, 0.03), (0.02, 0.03), (0.04, 0.03))
-    step, lowest, largest = scaling.judge(rows)
-    assert step.value == pytest.approx(2.0)
-    assert not step.ok
-    assert lowest.value == pytest.approx(0.75)
-    assert not largest.ok
-    scaling.plot(rows, "a device", tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").stat().st_size > 1000
-
-
-@pytest.mark.parametrize(
-    ("second", "step"),
-    [((0.0216, 0.02), 1.08), ((0.04, 0.06), 1.0), ((0.01, 0.03), 0.5)],
-    ids=["cuSPARSE gets faster", "both get slower", "ours gets faster"],
-)
-def test_other_steps_are_no_cliffs(second, step):
-    found = scaling.judge(curve((0.02, 0.03), second))[0]
-    assert found.value == pytest.approx(step)
-    assert found.ok
-
-
-def test_the_bytes_of_the_products_of_maxk():
-    moved = traffic.counted(1000, 10, 32)
-    assert moved["spmm"] == 1000 * (8 + 1024) + 10 * 1024
-    assert moved["spgemm"] == 1000 * (8 + 160) + 10 * 1024
-    assert moved["sspmm"] == 1000 * (12 + 160) + 10 * 1024
-    assert moved["panels"] == 1000 * (4 * 12 + 1024) + 20 * 1024 + 10 * 5 * 32 * 4
-
-
 def speed_ups(graph, *ratios):
     """Rows of a graph at the first k, all ways alike."""
     ways = (*products.WAYS, *products.MORE_WAYS)
@@ -302,7 +256,7 @@ def test_the_benchmark_of_maxk_writes_its_sections(tmp_path):
     sections = json.loads((tmp_path / "maxk-cpu.json").read_text())["sections"]
     cases = {name: [row["case"] for row in section["rows"]] for name, section in sections.items()}
     assert cases["selection"] == ["float32 k=32", "float16 k=32"]
-    assert cases["products"] == cases["traffic"] == ["small k=32"]
+    assert cases["products"] == ["small k=32"]
     assert cases["training"][-1] == "small: MaxK k=32"
     assert all(row["error"] < 1e-5 for row in sections["products"]["rows"])
     assert all(section["targets"] for section in sections.values())
@@ -352,12 +306,6 @@ def test_every_oracle_kernel_compiles():
         for index in (np.int32, np.int64)
     ]
     assert len(compiled(_oracle.SOURCE, names)) == len(names)
-
-
-def test_the_probe_of_messages_compiles():
-    flags = ("false, false", "true, false", "true, true")
-    names = [f"gather<{lanes}, {n}, {f}>" for lanes in (4, 8) for n in (4, 8) for f in flags]
-    assert len(compiled(ceiling.SOURCE, names)) == len(names)
 
 
 def test_messages_are_pygs(tmp_path, capsys):

@@ -6,7 +6,6 @@ import time
 from functools import partial
 from importlib import import_module
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="the sections run torch's autograd")
@@ -22,11 +21,10 @@ from benchmarks.attention import (  # noqa: E402
     pace,
     profile,
     table,
-    traffic,
     training,
 )
-from benchmarks.matmul import aggregate, methods  # noqa: E402
-from sparsefmt import CSR, generate, write  # noqa: E402
+from benchmarks.matmul import aggregate  # noqa: E402
+from sparsefmt import generate, write  # noqa: E402
 
 
 def by_name(targets):
@@ -249,69 +247,6 @@ def test_the_cpu_is_judged_over_pyg():
     assert len(targets) == 2
 
 
-def method_rows(cuda=True):
-    return [
-        {"case": f"degree {degree} width {feat}", "degree": float(degree), "feat": feat}
-        | {"gas_ms": degree / 10, "gar_ms": 1.0, "cached_ms": 0.5, "pyg_ms": 2.0}
-        | {"predicted": "gas" if degree < 10 else "gar"}
-        | {"auto_ms": 1.2, "auto_over": 1.2 / min(degree / 10, 1.0)}
-        | ({"gas_mib": 1.0, "gar_mib": 3.0, "cached_mib": 1.0, "pyg_mib": 9.0} if cuda else {})
-        for degree in (5, 10, 50)
-        for feat in (16, 64, 512)
-    ]
-
-
-def test_methods_are_judged_by_the_choice_and_cross_over():
-    rows = method_rows()
-    assert methods.crossover(rows, 64) == 10
-    assert methods.crossover(rows[:3], 64) is None
-    targets = by_name(methods.judge(rows))
-    worst = targets['"auto" over the better method, worst (degree 5 width 16)']
-    assert (worst.value, worst.limit, worst.ok) == (pytest.approx(2.4), 1.05, False)
-    assert targets['cases of 9 in which "auto" is beyond that'].value == 9
-    near = [row | {"auto_over": 1.04} for row in rows]
-    assert all(target.ok for target in methods.judge(near))
-
-
-def test_methods_are_judged_by_the_crossover_that_was_predicted():
-    rows = method_rows()
-    name = "cells of 9 mispredicted at a loss of over 5%"
-    assert by_name(methods.judge(rows))[name].value == 0
-    text = "width 64: mean degree from which GAR, converted, is not slower than GAS"
-    late = [row | {"predicted": "gar" if row["degree"] > 10 else "gas"} for row in rows]
-    targets = by_name(methods.judge(late))
-    assert targets[f"{text}, measured"].value == 10
-    assert targets[f"{text}, predicted"].value == 50
-    assert targets[name].ok  # both take as long at the crossover
-    (wrong,) = methods.mispredicted([rows[0] | {"predicted": "gar"}, *rows[1:]])
-    assert wrong["case"] == "degree 5 width 16"
-    (missed,) = (
-        target
-        for target in methods.judge([*rows[:-1], rows[-1] | {"predicted": "gas"}])
-        if not target.ok and target.name.startswith("cells")
-    )
-    assert missed.name == f"{name} (degree 50 width 512)"
-
-
-@pytest.mark.parametrize("cuda", [True, False])
-def test_the_methods_are_drawn(tmp_path, cuda):
-    methods.plot(method_rows(cuda), "a device", tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").stat().st_size > 5000
-    methods.plot([], "a device", tmp_path / "nothing.png")
-
-
-def test_the_bytes_of_attention():
-    moved = traffic.counted(1000, 10, 4, 128)
-    assert moved["forward"] == 1000 * (4 + 16 + 512) + 10 * (4 + 48 + 1024)
-    assert moved["backward"] == 1000 * (4 + 64 + 512) + 10 * (8 + 224 + 2560)
-    assert moved["aggregate_backward"] == 1000 * 528 + 10 * 1028
-    assert moved["unfused"] > 4 * moved["forward"]
-    row = {"case": "c", "gb_s": 10.0, "share": 0.5, "gb": 1.0, "unfused_gb": 5.0}
-    targets = by_name(traffic.judge([row]))
-    assert targets["c, share of the bytes of unfused operations"].value == pytest.approx(0.2)
-    assert targets["c, share of the probe's rate"].value == 0.5
-
-
 @pytest.mark.parametrize(
     ("ms", "quick", "counts"), [(0.0, True, 5), (0.03, False, 10), (0.001, False, 20)]
 )
@@ -369,16 +304,6 @@ def test_a_wrong_gradient_is_reported_and_fails(tmp_path, tiny, monkeypatch, cap
     assert not (tmp_path / "fuse-cpu.json").exists()
 
 
-def test_methods_are_measured_and_drawn(tmp_path, tiny):
-    pytest.importorskip("torch_geometric")
-    arguments = ["--device", "cpu", "--sections", "methods", "--graphs", tiny, "--quick"]
-    assert fuse.main([*arguments, "--widths", "16", "--threads", "1", "--out", str(tmp_path)]) == 0
-    (row,) = sections_of(tmp_path)["methods"]["rows"]
-    assert row["degree"] == pytest.approx(2000 / 300)
-    assert all(row[f"{way}_ms"] > 0 for way in methods.LABELS)
-    assert (tmp_path / "fuse-methods.png").exists()
-
-
 @pytest.mark.parametrize("section", ["attention", "layers", "training"])
 def test_sections_that_need_torch_run_on_the_cpu_too(tmp_path, tiny, section):
     pytest.importorskip("torch_geometric")
@@ -399,12 +324,3 @@ def test_the_gradients_of_an_aggregation_are_checked(small, monkeypatch):
     dA[0] *= 1.1
     monkeypatch.setattr(aggregate, "aggregate_backward", lambda *_, **__: (dX, dA))
     assert ours.checked(cuda=False)["wrong"].startswith("da: relative error")
-
-
-def test_an_unsorted_coo_has_the_same_entries(small):
-    coo = methods.unsorted(small)
-    assert (np.diff(coo.row) < 0).any()
-    again = coo.tocsr().sorted_indices()
-    assert (again.indptr == small.indptr).all()
-    assert (again.indices == small.indices).all()
-    assert isinstance(again, CSR)

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 
 from sparsefmt import CSR
-from sparsefmt.ops.tiles import cuda as tiles_cuda
-from sparsefmt.ops.tiles.kernels import MMA_TILE
+from sparsefmt.ops.tiles.costs import Costs
 
 torch = pytest.importorskip("torch", reason="half of the sections train or compare with it")
 
 from benchmarks import _graphs, _harness, _oracle  # noqa: E402  # without torch they cannot be imported
 from benchmarks.matmul import table  # noqa: E402
-from benchmarks.tiles import blocks, cases, spmm, structured, tcgnn, training, translation, warps  # noqa: E402
+from benchmarks.tiles import cases, spmm, tcgnn, training  # noqa: E402
+
+#: Prices by which every entry goes to tiles.
+EVERYTHING = Costs(slab=0, window=0, row=0, again=1e9, piece=0, launch=0, gain=0)
 
 
 @pytest.fixture
@@ -99,7 +101,7 @@ def test_only_a_share_of_all_entries_prints_as_one(capsys):
 def test_the_share_is_that_of_the_split_that_the_product_takes(small, monkeypatch, way, feat):
     def measured(*kind):
         asked.append(kind)
-        return warps.EVERYTHING if way == "costs" else None
+        return EVERYTHING if way == "costs" else None
 
     asked = []
     monkeypatch.setattr("sparsefmt.ops.tiles.costs.measured", measured)
@@ -114,62 +116,12 @@ def test_a_product_is_checked_with_values_and_without(operands, small):
     ones = cases.with_ones(operands)
     assert (ones.A.data == 1).all()
     for held in (operands, cases.without_values(operands), ones):
-        product = cases.Tiled.of(tiles, held, "float16", costs=warps.EVERYTHING)
+        product = cases.Tiled.of(tiles, held, "float16", costs=EVERYTHING)
         assert (product.S.data is None) == (held.A.data is None)
         found = product.checked()
         assert "wrong" not in found
         assert found["share"] == 1.0
         assert 0 < found["error"] < 1e-3
-
-
-def test_blocks_have_the_warps_of_the_kernel():
-    found = {str(shape): shape.warps for shape in warps.SHAPES}
-    assert len(found) == sum(map(len, tiles_cuda.SLICES.values()))
-    assert (found["16x32"], found["32x64"], found["128x64"]) == (1, 4, 8)
-    for feat in (16, 64):
-        assert warps.default(feat) in warps.SHAPES
-
-
-def test_launches_are_cut_by_the_slice_asked_for_and_then_as_ever():
-    def width():
-        return tiles_cuda.launch_shape("float16", "int32", MMA_TILE[0], 64, 64, 0).constants[1]
-
-    chosen = width()
-    for asked in tiles_cuda.SLICES[MMA_TILE[0]]:
-        with warps.sliced(asked):
-            assert width() == asked
-        assert width() == chosen
-        with pytest.raises(ZeroDivisionError), warps.sliced(asked):
-            _ = width() / 0
-        assert width() == chosen
-
-
-@pytest.mark.parametrize("shape", warps.SHAPES, ids=str)
-def test_all_entries_go_to_tiles_of_every_shape(operands, shape):
-    held = cases.without_values(operands)
-    product = warps.Shaped.of(shape, held, "float16")
-    assert product.product.S.tile == (shape.height, MMA_TILE[1])
-    assert "wrong" not in product.checked()
-
-
-def test_an_entry_that_is_in_no_tile_is_wrong(operands):
-    graph = CSR(np.array([0, 2]), np.array([0, 0]), shape=(1, 1))  # they share a cell
-    held = table.Operands.of(graph, 64, "float16")
-    product = warps.Shaped.of(warps.default(64), cases.without_values(held), "float16")
-    assert "entries are in tiles" in product.checked()["wrong"]
-
-
-def test_the_choice_is_held_against_the_fastest_shape():
-    chosen, other = warps.default(64), warps.Shape(16, 32)
-    found = warps._fastest({other: 1.0, chosen: 2.0}, chosen)
-    assert (found["fastest"], found["warps"], found["over_fastest"]) == ("16x32", 1, 0.5)
-    rows = [
-        {"case": f"{k}", "dtype": "tf32", "over_fastest": over} for k, over in enumerate((1, 0.25))
-    ]
-    targets = by_name(warps.judge(rows))
-    mean = targets["tf32 MMA_TILE and its slice over the fastest shape, geomean of 2"]
-    assert (mean.value, mean.limit) == (pytest.approx(0.5), None)
-    assert targets["tf32 MMA_TILE and its slice over the fastest shape, worst (1)"].value == 0.25
 
 
 def test_communities_are_ranges_of_ids_where_ids_are_not_shuffled(small):
@@ -178,35 +130,6 @@ def test_communities_are_ranges_of_ids_where_ids_are_not_shuffled(small):
         return float((coo.row // 200 == coo.col // 200).mean())
 
     assert inside(_graphs.load("small", device="cpu", shuffle=False)) > 0.5 > inside(small)
-
-
-def test_a_batch_has_its_copies_on_the_diagonal():
-    graph = CSR(np.array([0, 2, 2, 3]), np.array([0, 2, 1]), shape=(3, 3))
-    found = structured.batch(graph, 3)
-    found.check()
-    assert (found.toarray() == np.kron(np.eye(3), graph.toarray())).all()
-    assert found.index_dtype == graph.index_dtype
-
-
-@pytest.mark.parametrize("count", [1, 4])
-@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
-def test_the_blocks_are_the_same_matrix_in_both_formats(count, monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
-    matrix = blocks.Blocks.of(count)
-    A = matrix.csr()
-    A.check()
-    assert A.has_sorted_indices
-    assert (A.lengths == 16 * count).all()
-    assert (A.toarray() == matrix.bsr(torch.float32).to_dense().numpy()).all()
-
-
-def test_entries_of_a_condensed_column(small):
-    found = translation.per_column(small.tosgt((16, 8)))
-    coo = small.tocoo()
-    pairs = {*zip((coo.row // 16).tolist(), coo.col.tolist(), strict=True)}
-    assert found == pytest.approx(small.nnz / len(pairs))
-    empty = CSR(np.zeros(5, np.int32), np.empty(0, np.int32), shape=(4, 4))
-    assert translation.per_column(empty.tosgt()) == 0
 
 
 def test_the_normalised_graph_is_that_of_gcn():
@@ -257,38 +180,6 @@ def test_the_limit_of_errors_in_bfloat16_goes_by_the_share_and_that_in_float16_d
     targets = by_name(spmm.judge_table(rows))
     assert not targets["float16 largest relative error"].ok
     assert targets["bfloat16 largest relative error"].ok
-
-
-def test_graphs_with_structure_are_judged_together_and_by_group():
-    rows = [
-        {"case": f"{group} {k}", "group": group, "dtype": "tf32", "over_csr": ratio}
-        | {"weighted": k == 0, "share": 0.5 * k, "error": 5e-4 * k, "bias": 0.0}
-        for group, ratios in (("ids not shuffled", (2.0, 8.0)), ("real", (1.0,)))
-        for k, ratio in enumerate(ratios)
-    ]
-    targets = by_name(structured.judge(rows))
-    assert targets["tf32 over spmm(CSR), geomean of 3"].ok
-    assert targets["tf32 over spmm(CSR), ids not shuffled, 2"].value == pytest.approx(4.0)
-    assert targets["tf32 over spmm(CSR), without values, 1"].value == pytest.approx(8.0)
-    assert targets["tf32 over spmm(CSR), worst (real 0)"].value == 1.0
-    assert targets["tf32 over spmm(CSR), by tiles, 1"].value == pytest.approx(8.0)
-    assert not targets["tf32 largest relative error"].ok
-
-
-def test_the_largest_share_of_translation_counts():
-    rows = [
-        {"case": "a", "entries": 2_000_000, "percent": 1.0, "percent_both": 3.0},
-        {"case": "b", "entries": 3_000_000, "percent": 2.5, "percent_both": 2.8},
-        {"case": "small", "entries": 1_000_000, "percent": 9.0, "percent_both": 9.0},
-    ]
-    share, both = translation.judge(rows)
-    assert (share.value, both.value) == (pytest.approx(0.025), pytest.approx(0.03))
-    assert share.limit == both.limit == 0.02
-    assert not share.ok
-    assert not both.ok
-    share, both = translation.judge(rows[2:])
-    assert share.value == both.value == pytest.approx(0.09)
-    assert share.limit is both.limit is None
 
 
 def test_models_are_judged_by_library_and_precision():
