@@ -53,6 +53,26 @@ class Row:
         return None if self.baseline_ms is None else self.baseline_ms / self.ms
 
 
+class Median(float):
+    """Median of repeats in milliseconds, with their spread: the distance of the quartiles."""
+
+    spread: float
+
+    @classmethod
+    def of(cls, repeats: list[float]) -> "Median":
+        """Return the median and the spread of these repeats."""
+        median = cls(statistics.median(repeats))
+        low, _, high = statistics.quantiles(repeats) if len(repeats) > 1 else (0.0, 0.0, 0.0)
+        median.spread = high - low
+        return median
+
+
+def _with_spread(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the row with the spreads of its medians by name, if it has any."""
+    spreads = {name: value.spread for name, value in row.items() if isinstance(value, Median)}
+    return row | {"spread": spreads} if spreads else row
+
+
 def alternate(
     candidate: Callable[[], Any],
     baseline: Callable[[], Any] | None,
@@ -95,7 +115,7 @@ def medians(
                 _flush()
             run = functions[at]
             times[at].append(_cuda_ms(run, spins[at]) if cuda else _wall_ms(run))
-    return [statistics.median(kept) for kept in times]
+    return [Median.of(repeats) for repeats in times]
 
 
 def paced(
@@ -250,9 +270,13 @@ def _commit() -> str:
     carried = root / "COMMIT"
     if carried.exists():
         return carried.read_text().strip()
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+    git = ["git", "-C", str(root)]
+    command = [*git, "describe", "--always", "--abbrev=12"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
+    # Results that were written just now make no other program.
+    others = [".", ":!benchmarks/results", ":!docs/results.md"]
+    dirty = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *others], check=False).returncode
+    return (found.stdout.strip() or "unknown") + "-dirty" * (dirty == 1)
 
 
 def report(name: str, rows: list[Row], *, cuda: bool, folder: Path | None = None) -> Path:
@@ -268,7 +292,7 @@ def report(name: str, rows: list[Row], *, cuda: bool, folder: Path | None = None
     path = folder / f"{name}-{'gpu' if cuda else 'cpu'}.json"
     kept = {
         "machine": machine(cuda=cuda),
-        "rows": [asdict(row) | {"ratio": row.ratio} for row in rows],
+        "rows": [_with_spread(asdict(row)) | {"ratio": row.ratio} for row in rows],
     }
     path.write_text(json.dumps(kept, indent=1) + "\n")
     print(f"wrote {path}")
@@ -354,7 +378,7 @@ def keep(
     bool
         Whether no row is wrong.
     """
-    right = [row for row in rows if "wrong" not in row]
+    right = [_with_spread(row) for row in rows if "wrong" not in row]
     wrong = [row for row in rows if "wrong" in row]
     for row in wrong:
         print(f"  WRONG, not reported: {row['case']}: {row['wrong']}")
