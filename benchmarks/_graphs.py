@@ -120,14 +120,6 @@ def _element_wise(output: str, body: str, name: str) -> Any:
     return cupy.ElementwiseKernel("int64 limit, int64 seed", output, _SPLITMIX + body, name)
 
 
-def random_integers(limit: int, count: int, index: Any, *, seed: int = 0) -> Array:
-    """Integers uniform in [0, limit) on the current GPU."""
-    import cupy
-
-    kernel = _element_wise("T y", "y = (T)__umul64hi(z, limit);", "benchmark_integers")
-    return kernel(limit, seed, cupy.empty(count, index))
-
-
 def uniform(like: Array, shape: tuple[int, ...], name: str = "float32", *, seed: int = 0) -> Array:
     """Numbers uniform in [0, 1), rounded to the dtype of that name, on the device of ``like``."""
     if not is_cupy(like):
