@@ -42,7 +42,8 @@ def clear_caches() -> None:
     Among these are graphs that were made of an ``edge_index``, plans that were priced, and how
     launches of a shape are cut.  All is made again when it is needed, with the same results.
     Kernels that are loaded stay, since CUDA graphs may launch them, and so does what a ``Graph`` or
-    a matrix has built of itself and what ``optimize`` has computed of it, which goes with it.
+    a matrix has built of itself, launches that were prepared for it (of each operation at most 256
+    cases), and what ``optimize`` has computed of it, which goes with it.
 
     Notes
     -----

@@ -402,9 +402,9 @@ def gradients(
 ) -> Any:  # fmt: skip
     """Compute what the op of the gradients returns.
 
-    ``saved`` end with the result and so many statistics.  Whoever differentiates again is refused,
-    in the tensors of ``also`` too.  What forward did not round is not rounded, even if torch allows
-    it by now.
+    ``saved`` end with the result and ``statistics`` tensors.  Whoever differentiates again is
+    refused, in the tensors of ``also`` too.  What forward did not round is not rounded, even if
+    torch allows it by now.
     """
     inputs, (out, *of_rows) = saved[: -1 - statistics], saved[-1 - statistics :]
     tensors = ctx.tensors.current()

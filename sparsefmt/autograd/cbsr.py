@@ -68,7 +68,7 @@ def maxk(x: Tensor, k: int) -> Tensor:
     _check.tensor("x", x)
     _check.floating("x", x)
     _check.two_axes("x", x)
-    columns, data = choose_features(x, _check.kept(k, x.shape[1]))
+    columns, data = choose_features(x, _check.checked_k(k, x.shape[1]))
     return to_dense(columns, data, x.shape[1])
 
 
@@ -123,12 +123,12 @@ def maxk_aggregate(
         return graph.maxk_aggregate(x, k, edge_weight, reduce=reduce, **scales)
     tensors = tensors_of(graph, x)
     x, *factors = csr_operands(tensors, x, edge_weight, row_scale, col_scale)
-    return maxk_spgemm(tensors, x, _check.kept(k, x.shape[1]), reduce, *factors)
+    return maxk_spgemm(tensors, x, _check.checked_k(k, x.shape[1]), reduce, *factors)
 
 
 def features_to_keep(k: int, feat: int | None = None) -> int:
     """Check how many features of each row MaxK keeps, before there are features."""
-    return _check.kept(k, feat)
+    return _check.checked_k(k, feat)
 
 
 def choose_features(x: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,9 @@
 """Sums of neighbours' features with a part of each vertex's own, and whole layers in one node.
 
 On a small graph a training step takes host time, and each node of autograd's, each launch and each
-small operation of torch's takes its part of that.  The functions named after layers check nothing
-but whether a call is one that a node serves, ``is_plain``: those that are not go step by step, and
-are checked there.  Gradients are differentiable any number of times, that of attention once.
+small operation of torch's takes its part of that.  The functions named after layers check nothing:
+the layers call them where ``is_plain`` returns True, and else go step by step, where arguments are
+checked.  Gradients are differentiable any number of times, that of attention once.
 """
 
 from typing import Any, TypeAlias
@@ -89,7 +89,7 @@ def aggregate_with_own(
         own = own.to(y.dtype) if own.element_size() == 2 else own
         return torch.addcmul(y, own, x if without is None else x.masked_fill(without, 0))
     feat = x.shape[1]
-    columns, chosen = choose_features(x, checks.kept(k, feat))
+    columns, chosen = choose_features(x, checks.checked_k(k, feat))
     y = spgemm(tensors, columns, chosen, feat, values, r, c)
     part = chosen if without is None else chosen.masked_fill(without, 0)
     return y + to_dense(columns, (own * part).to(chosen.dtype), feat)
@@ -159,15 +159,14 @@ def propagate(
     if bias is not None:
         checks.bias(bias, x, tensors)
         bias = bias.to(x.dtype)
-    own = own.to(x.dtype)
+    own = own.to(x.dtype).expand(tensors.n_rows, 1)
+    own = own if without is None else own.masked_fill(without, 0)
     own_values = edge_weight is None
     if torch.compiler.is_compiling() or (own_values and values is not tensors.csr_values):  # cast
-        scales: Any = {"row_scale": scale, "col_scale": scale}
-        y = aggregate_with_own(graph, x, own, edge_weight, without=without, **scales)
+        parts: Any = {"without": own == 0, "row_scale": scale, "col_scale": scale}
+        y = aggregate_with_own(graph, x, own, edge_weight, **parts)
         return y if bias is None else y + bias
-    own = own.expand(tensors.n_rows, 1)
-    own = (own if without is None else own.masked_fill(without, 0)).reshape(-1)
-    args = scale, own, tensors, False, False, None if own_values else values
+    args = scale, own.reshape(-1), tensors, False, False, None if own_values else values
     return taped(_Propagated, _sum_of_maps, (x, None, bias), *args)
 
 
@@ -250,8 +249,8 @@ def propagated(
     """Compute ``propagate`` of ``x``, or of ``x W``, in a call that ``is_plain``.
 
     ``weight`` is ``W`` transposed, (out_channels, in_channels).  ``own`` has shape (n,); with
-    ``one_more`` it has one value, and ``1 + own[0]`` is the factor of all.  Where a factor is 0 own
-    features add nothing, even if they are Inf or NaN.  ``scale`` may be None, for ones.
+    ``one_more`` it has one value, and ``1 + own[0]`` is the factor of all; without it, own features
+    add nothing where ``own`` is 0, even if they are Inf or NaN.  ``scale`` may be None, for ones.
     """
     return _propagated((x, weight, bias), scale, own, tensors_of(graph), one_more, False, None)
 

@@ -91,7 +91,7 @@ def message_aggregate(
     x = None if message == "copy_edge" else x
     _check.tensor("edge_features", edge_features)
     x, edge_features = library.narrowed(tensors.kind, x, edge_features)
-    _check.place("edge_features", edge_features, tensors)
+    _check.floating_on_device("edge_features", edge_features, tensors)
     if edge_features.dim() != 2 or edge_features.shape[0] != tensors.nnz:
         mend = "edge_features[:, None] for instance, " if edge_features.dim() == 1 else ""
         raise ShapeError(

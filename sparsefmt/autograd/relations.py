@@ -133,7 +133,7 @@ def _operands(
     for name, value in (("x", x), ("weight", weight), ("own", own)):
         if value is not None:
             _check.tensor(name, value)
-            _check.where(name, value, graph)
+            _check.on_device(name, value, graph)
     _check.floating("weight", weight)
     if weight.dim() not in (3, 4) or not len(weight):
         raise ShapeError(

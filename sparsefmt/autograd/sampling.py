@@ -141,8 +141,6 @@ def _aggregate(tensors: GraphTensors, options: SampleOptions, *inputs: Tensor | 
     if not recorded(*inputs[:2]):
         out = SPMM_SAMPLED(tensors.rows, *inputs, *options)
         return out
-    if options.seed is not None:  # the caller may write to it before backward reads it
-        options = options._replace(seed=options.seed.clone())
     seed, *others = options
     out = _Sampled.apply(*apart(*inputs), tensors, seed, others)  # type: ignore[no-untyped-call]
     return out

@@ -302,8 +302,8 @@ class DistGraph(Shared):
     def propagate(self, x: Tensor, scale: Tensor, own: Tensor, **options: Any) -> Tensor:
         """Propagate features by symmetric factors, as GCN does."""
         bias, own = options.pop("bias", None), own.to(x.dtype)
-        if options.get("edge_weight") is not None:
-            options["without"] = own == 0
+        without = options.get("without")
+        options["without"] = own == 0 if without is None else without | (own == 0)
         y = self.aggregate_with_own(x, own, row_scale=scale, col_scale=scale, **options)
         return y if bias is None else y + bias.to(y.dtype)
 

@@ -18,6 +18,7 @@ from torch.autograd import Function
 
 from ..autograd import spmm
 from ..autograd.engine.recording import once
+from ..autograd.tensors.edge_index import state_of
 from ..errors import DtypeError, IndexRangeError, ShapeError, UnsupportedError
 from ..formats import checks
 from ..graph.graph import Graph
@@ -131,7 +132,7 @@ class Halo:
         return self.exchanged(x.contiguous(), None, [most] * ranks)
 
     def exchanged(self, rows: Tensor, sent: list[int] | None, received: list[int]) -> "Parcel":
-        """Begin to send rows, so many to each rank or all to all, and to receive others."""
+        """Begin to send ``sent[r]`` rows to rank ``r``, all to all for None, and to receive."""
         narrow = self.exchange_dtype
         if narrow is not None and rows.is_floating_point() and rows.itemsize > narrow.itemsize:
             rows = rows.to(narrow)
@@ -198,7 +199,7 @@ class ReceivedRows:
     def rows_of(self, x: Tensor) -> Tensor | None:
         """Return the rows of a tensor if they are remembered; the current stream may read them."""
         for place, entry in enumerate(self._entries):
-            if entry.is_of(x) and entry.state == (x._version, x.data_ptr()):
+            if entry.is_of(x) and entry.state == state_of(x):
                 self._entries.append(self._entries.pop(place))
                 return entry.read()
         return None
@@ -215,13 +216,13 @@ class ReceivedRows:
 
 
 class _Entry:
-    """A tensor, its version and place in memory when its rows were exchanged, and those rows."""
+    """A tensor, its state when its rows were exchanged, and those rows."""
 
     def __init__(self, x: Tensor, rows: Tensor) -> None:
         #: Empty once the tensor is gone.
         self.rows = alive = [rows]
         base, self.view = _identity(x)
-        self.tensor, self.state = ref(base, lambda _: alive.clear()), (x._version, x.data_ptr())
+        self.tensor, self.state = ref(base, lambda _: alive.clear()), state_of(x)
         self.stream: Any = torch.cuda.current_stream(rows.device) if rows.is_cuda else None
         self.made: Any = None if self.stream is None else self.stream.record_event()
 

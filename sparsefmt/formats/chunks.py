@@ -117,7 +117,7 @@ def _block_count(total: int, pieces: int, wave: int) -> int:
 
 
 def most_blocks(n_rows: int, nnz: int, wave: int) -> int:
-    """Return the most blocks that so many rows and entries can have."""
+    """Return the most blocks that ``n_rows`` rows with ``nnz`` entries can have."""
     return _block_count(n_rows + nnz // PIECE, PIECES, wave)
 
 

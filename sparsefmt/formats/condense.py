@@ -121,7 +121,7 @@ def _cut(A: CSR, bounds: Array) -> tuple[_Words, Iterable[tuple[slice, slice]]]:
 
 
 def _layout(A: CSR, window_entries: int) -> _Words:
-    """Choose the layout of words for windows of so many entries: ranks for wide columns."""
+    """Choose the layout of words for ``window_entries`` in a window: ranks for wide columns."""
     place_bits = primitives.bits_for(window_entries)
     column_bits = primitives.bits_for(A.n_cols)
     if column_bits + place_bits <= 60:
@@ -142,7 +142,7 @@ def _layout(A: CSR, window_entries: int) -> _Words:
 def _chunks(
     limits: Array, windows_per_chunk: int, entries_per_chunk: int
 ) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of windows, and of their entries, of about so many of both where possible."""
+    """Yield slices of windows and entries, near ``windows_per_chunk`` and ``entries_per_chunk``."""
     n_windows = len(limits) - 1
     targets = np.arange(0, limits[-1], entries_per_chunk, dtype=limits.dtype)
     by_entries = np.searchsorted(limits, targets, side="right") - 1

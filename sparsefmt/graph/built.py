@@ -1,6 +1,7 @@
 """What a graph and its transpose share: the formats, and slots of the storeys above."""
 
 from collections.abc import Callable, Hashable
+from threading import RLock
 from typing import Any, cast
 from weakref import ref
 
@@ -37,8 +38,9 @@ class Slots:
     memory of a GPU goes back at once.  Attributes, since torch.compile guards all keys of a dict.
     """
 
-    def __init__(self, structural: dict[str, list[Any]] | None = None) -> None:
-        self._shared = {} if structural is None else structural
+    def __init__(self, source: "Slots | None" = None) -> None:
+        self._shared: dict[str, list[Any]] = {} if source is None else source._shared
+        self.lock: Any = RLock() if source is None else source.lock  #: of what is structural
 
     def __getattr__(self, name: str) -> list[Any]:
         if name not in _makers:
@@ -50,7 +52,7 @@ class Slots:
 
     def with_data(self) -> "Slots":
         """Return slots for other edge values, which share what depends on the structure alone."""
-        return Slots(self._shared)
+        return Slots(self)
 
 
 class GraphBuilt(Built):

@@ -20,7 +20,7 @@ from ..stats import Stats, summarize
 from .batch import Pieces, checked
 from .batch import edges_of as joined_edges_of
 from .built import GraphBuilt as GraphBuilt
-from .built import Slots, _makers
+from .built import Slots, _makers, _structural
 from .edges import edges_of
 
 
@@ -86,7 +86,7 @@ class Graph(Shaped):
     def _fill(self, slot: str, *options: Any) -> bool:
         """Make the content of a slot, see ``slot``, if it is missing."""
         places, at = getattr(self._slots, slot), int(self._flipped)
-        with self._built.lock:
+        with self._slots.lock if slot in _structural else self._built.lock:
             if places[at] is None:
                 places[at] = _makers[slot](self, *options)
         return True
@@ -138,6 +138,8 @@ class Graph(Shaped):
         for instance; if the graph is gone by then, at the next build of another one.  Until then
         the edge counts as one of vertex 0, so that nothing reads or writes foreign memory.  With
         ``SPARSEFMT_DEBUG=1`` ids are checked here.
+
+        The graph may share the memory of ``edge_index`` and ``edge_weight``: do not write to them.
         """
         if batch is not None:
             num_nodes = adjacency.vertices_of(batch, num_nodes)

@@ -294,7 +294,7 @@ def modes(like: Tensor) -> tuple[bool, bool]:
 def _timed(
     runs: Mapping[Tree, Callable[[], Any]], like: Tensor, iterations: int | None
 ) -> dict[Tree, float]:
-    """Time each twice in turn, as many as fit into so many iterations; return the faster runs."""
+    """Time each run twice, as many runs as ``iterations`` allow; return the lesser times."""
     seconds: dict[Tree, float] = {}
     for tree, run in runs.items():
         if iterations and 2 * len(seconds) + 2 > iterations:

@@ -98,7 +98,7 @@ class LayerPlan:
         return None
 
     def _call(self, x: object, graph: GraphLike) -> Any:
-        """Return the kind of a call, for which the layer's own code is right or not."""
+        """Return the key of a call in ``left``; None for a graph or features without a key."""
         if not isinstance(graph, Graph | Shared) or not isinstance(x, Tensor):
             return None
         stays = self.composition.settings.is_constant(x)
@@ -190,7 +190,7 @@ class PlannedLayer:
     composition: Composition
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the layer."""
+        """Put a ``LayerPlan`` in the place of this forward, and compute the layer."""
         del self.layer.forward
         if type_name(type(self.layer)) in ADAPTERS:
             self.layer._plan = LayerPlan(self.layer, self.composition.settings)
@@ -223,7 +223,7 @@ _KEPT: Any = WeakIdKeyDictionary()
 
 
 def _cached(graph: GraphOrShared, key: Hashable, make: Callable[[], Any]) -> Any:
-    """Return what was made of a graph, which may not hold it."""
+    """Return ``make()``, kept until the graph goes; what it makes must not hold the graph."""
     results = _KEPT.setdefault(graph, {})
     if key not in results:
         with torch.inference_mode(False), torch.no_grad():
@@ -234,7 +234,7 @@ def _cached(graph: GraphOrShared, key: Hashable, make: Callable[[], Any]) -> Any
 def with_loops(graph: Graph, which: str, weight: Tensor | None = None) -> Graph:
     """Add a loop to each vertex ("all"), or to those "without" one.
 
-    Of those that a vertex has "without" keeps the last, and "all" each.
+    Of loops that a vertex has already "without" keeps the last, and "all" keeps each.
     """
     tensors = tensors_of(graph)
     indptr, columns = tensors.rows.indptr, tensors.rows.indices.long()
@@ -253,7 +253,7 @@ def with_loops(graph: Graph, which: str, weight: Tensor | None = None) -> Graph:
 def edges_with_loops(
     columns: Tensor, rows: Tensor, n: int, which: str
 ) -> tuple[Tensor, Tensor, int]:
-    """Return columns and rows with loops behind those that stay, which these are, and how many.
+    """Return edges with loops added behind them, a mask of those that stay, and the number added.
 
     Of the first ``n`` vertices, as ``with_loops`` does.
     """
@@ -278,7 +278,7 @@ def _looped(graph: GraphOrShared, which: str) -> GraphOrShared:
 
 
 def _normalised(graph: GraphOrShared, dtype: torch.dtype) -> Values:
-    """Return the graph and the diagonal of its degrees to the power -1/2, 0 where there is none."""
+    """Return the graph and its degrees to the power -1/2, 0 where one is not positive."""
     local = local_of(graph)
     tensors = tensors_of(local)
 
@@ -307,14 +307,16 @@ def _with_own(layer: Any, graph: GraphOrShared, dtype: torch.dtype, _: bool) -> 
     eps: Tensor = layer.eps
     made = _cached(graph, ("own", dtype), WeakIdKeyDictionary)
     result = made.get(layer)
-    if result is None or not is_stamped(eps, result[0]):
+    # On a GPU a look at the number would wait at each call.
+    number = float(eps) if eps.device.type == "cpu" else None
+    if result is None or not is_stamped(eps, result[0]) or number != result[2]:
         if float(eps) == 0:  # synchronize!
             looped: Any = _looped(graph, "all")
         elif isinstance(graph, Shared):
             looped = None
         else:
             looped = with_loops(graph, "all", (1 + eps.detach()).to(dtype))
-        result = made[layer] = stamp(eps), looped
+        result = made[layer] = stamp(eps), looped, number
     return None if result[1] is None else {"B": result[1]}
 
 

@@ -197,6 +197,9 @@ def optimize(
     the constants of the first rank; the order of vertices, tiles and captures stay.  The model runs
     once with ``x``, and more often where it is timed, with its hooks and those of its parameters;
     what it writes to itself and draws is put back.  An error leaves the model as it was.
+
+    What is written through NumPy or in place through ``x.data``, or on a GPU through a GINConv's
+    ``eps.data``, is not seen, since torch counts no version of it: write to the tensor itself.
     """
     dist = shared(graph)
     if dist is not None and dist.whole is not None:
@@ -210,7 +213,8 @@ def optimize(
     inputs = check()
     training = model.training if training is None else training
     features = [value for value in inputs if _is_features(value)]
-    stay = tuple(stamp(value) for value in features if not value.requires_grad)
+    strided = [value for value in features if value.layout is torch.strided]  # others never are
+    stay = tuple(stamp(value) for value in strided if not value.requires_grad)
     settings = Settings(mode, steps, stay, timing=True, agreed=agreed)
     before, result = _plans_in(model), None
     try:
@@ -388,7 +392,7 @@ def running(model: Module, *, training: bool) -> Iterator[None]:
 def _checked(
     model: object, graph: object, x: object, training: object, steps: object, mode: object
 ) -> tuple[Any, ...]:
-    """Check what is asked for, and return what the model is called with."""
+    """Check the arguments of ``optimize``; return the inputs that the model is called with."""
     if not isinstance(model, Module):
         raise DtypeError(f"model is a {type(model).__name__}: give a torch.nn.Module.")
     if not isinstance(graph, Graph | Shared | Tensor):

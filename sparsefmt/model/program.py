@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..autograd.attention import gat_aggregate
 from ..autograd.matmul import multiply, scaled, spmm
+from ..autograd.tensors.edge_index import state_of
 from ..autograd.tensors.lifetimes import note
 from ..autograd.tensors.prepare import GraphLike, tensors_of
 from ..autograd.tensors.shared import Shared, shared
@@ -19,7 +20,7 @@ from ..plan.rules import Step, Tree, steps
 
 Values = Mapping[str, Any]
 Functions = Mapping[str, Callable[..., Any]]
-Stamp = tuple["ref[Tensor]", int]
+Stamp = tuple["ref[Tensor]", Any]
 
 
 class Weighted(NamedTuple):
@@ -172,12 +173,12 @@ def first_tensor(values: Values) -> Tensor:
 
 def stamp(value: Tensor) -> Stamp:
     """Return what tells a tensor, unchanged, from every other."""
-    return ref(value), -1 if value.is_inference() else value._version
+    return ref(value), None if value.is_inference() else state_of(value)
 
 
 def is_stamped(value: Tensor, made: Stamp) -> bool:
-    """Return True if it is that tensor, not written to since; never of inference's tensors."""
-    return made[0]() is value and not value.is_inference() and value._version == made[1]
+    """Return True if it is that tensor, seen unchanged; never of inference's tensors."""
+    return made[0]() is value and not value.is_inference() and state_of(value) == made[1]
 
 
 def capturing(like: Tensor) -> bool:

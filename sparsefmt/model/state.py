@@ -119,7 +119,7 @@ class _Walk:
         self._place = "the forward"
 
     def read(self, step: object) -> None:
-        """Add what the code of a function names, and so on from there."""
+        """Add what ``step`` holds and its code names, what the code of that names, and so on."""
         self.add(step, 0)
         size = -1
         try:

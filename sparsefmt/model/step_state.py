@@ -152,7 +152,7 @@ class State:
                 owner.restore()
 
     def keep_made(self) -> None:
-        """Keep the state that optimizers have made, which a graph then writes to."""
+        """Keep the state that optimizers have made in ``made``; refuse kinds that are not known."""
         made = [dict(optimizer.state.get(p, {})) for optimizer, _, p, _ in self.fresh]
         for (optimizer, group, _, name), values in zip(self.fresh, made, strict=True):
             kind = type(optimizer)
@@ -242,7 +242,7 @@ class Attributes:
         self._before, self._buffers_before = dict(_restorable(self._now)), dict(self._buffers)
 
     def restore(self) -> None:
-        """Put back what there was, and take away tensors that there were not."""
+        """Put back attributes and buffers as they were; delete tensors that have been added."""
         pairs = (self._now, self._before), (self._buffers, self._buffers_before)
         for now, before in pairs:
             for name in [name for name, _ in _restorable(now) if name not in before]:
@@ -317,7 +317,7 @@ class Settings:
         return (None, value.data_ptr()) if on_device else (value.tolist(), None)
 
     def refuse(self, what: str) -> None:
-        """Refuse what has changed since; ``what`` says who changed it."""
+        """Raise if a setting differs from the first; ``what`` is a template for the error."""
         settings = self._now()
         if settings == self._before:
             return

@@ -238,7 +238,7 @@ class LoopedAttention(Attention):
         self.bias = Parameter(torch.empty(width)) if bias else None
 
     def _draw(self, maps: tuple[Linear | None, ...], vectors: tuple[Tensor | None, ...]) -> None:
-        """Draw maps and vectors by Glorot's uniform rule, in this order; the bias is 0."""
+        """Draw maps, ``lin_edge``, ``res`` and vectors by Glorot's rule; set the bias to 0."""
         for layer in (*maps, self.lin_edge, self.res):
             if layer is not None:
                 draw_map(layer, GLOROT)

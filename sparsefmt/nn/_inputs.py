@@ -15,7 +15,7 @@ from ..errors import DeviceError, DtypeError, ShapeError, UnsupportedError
 
 
 def check_flags(**flags: object) -> None:
-    """Check for True or False, by their names."""
+    """Raise DtypeError with the name of a flag that is neither True nor False."""
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise DtypeError(f"{name} is {value!r}: give True or False.")
@@ -75,7 +75,7 @@ def check_square(graph: GraphTensors, named: bool) -> None:
 
 
 def takes_rows_too_many(x: Tensor) -> bool:
-    """Return True if rows without entries cost less, where features lie, than scores by torch."""
+    """Return True for ``x`` on a GPU: rows without entries cost less there than scores by torch."""
     return x.is_cuda
 
 

@@ -106,7 +106,7 @@ class Passing(Module):
         super().__setattr__(name, value)
 
     def __setstate__(self, state: Any) -> None:
-        """Read a pickled state, which has nothing of PyG's."""
+        """Join PyG if it is loaded, then read a pickled state."""
         join_pyg()
         Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
 
@@ -200,7 +200,7 @@ class Passing(Module):
 
 
 def join_pyg() -> None:
-    """Add PyG's ``MessagePassing`` to the bases of ``Passing``, for ``Module``, once it is loaded.
+    """Put PyG's ``MessagePassing``, once it is loaded, in the place of the base of ``Passing``.
 
     Its tools ask for an instance of it.  It is not imported for that: whoever asks has done so.
     """

@@ -201,7 +201,7 @@ class GCNConv(Convolution):
         *,
         to_all: bool,
     ) -> Tensor:
-        """Aggregate a sample of each row, or what MaxK keeps of its neighbours."""
+        """Aggregate samples of rows or what MaxK keeps; with ``fill`` normalise, add own parts."""
         if fill is None:
             if width is not None:
                 return self._aggregate(graph, h, width, weight, rescale=True)

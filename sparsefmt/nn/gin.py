@@ -127,7 +127,7 @@ class GINConv(OfNetwork, Convolution):
         *,
         edge_weight: Tensor | None = None,
     ) -> Tensor:
-        """Map (n, feat) to what ``nn`` makes of it; arguments are those of ``SAGEConv``.
+        """Aggregate features, and map the sums by ``nn``; arguments are those of ``SAGEConv``.
 
         Features of sources and targets are of one width.  Without ``x_target`` a vertex takes no
         part in its own result.

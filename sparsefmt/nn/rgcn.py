@@ -184,7 +184,7 @@ class RGCNConv(Passing):
         return source, target
 
     def _local_part(self, graph: Any, source: Tensor, target: Tensor | None) -> tuple[Any, ...]:
-        """Return the entries here of a graph that processes share, and what their sources have."""
+        """Return this process's graph, features of sources with the halo, and those of targets."""
         self._turned(graph, graph)  # refuses the other direction
         if source is self._all_ids.get(source.device):
             raise UnsupportedError(

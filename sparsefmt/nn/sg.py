@@ -110,7 +110,7 @@ class SGConv(HopConvolution):
         self._cached_x: Tensor | None = None
 
     def _computed(self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None) -> Tensor:
-        """Take all steps, and map what comes of them."""
+        """Propagate ``x`` by ``K`` steps, or read the cached result, and map it by ``lin``."""
         if self._cached_x is not None:
             return called(self.lin, self._cached_x.detach(), "x")
         fill = 1.0 if self.add_self_loops else 0.0

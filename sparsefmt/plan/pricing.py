@@ -199,7 +199,7 @@ def _price(kind: str, S: Structure, X: _Array, values: _Array | None) -> Price:
     """Compute the price of an operation that gathers, from its row."""
     name = _GATHERING[kind]
     if name == "gat":  # a score of each head
-        return _price_of(name)(S, None, _Array((*X.shape, 1), X.itemsize))
+        return _price_of(name)(S, _Array((*X.shape, 1), X.itemsize))
     return _price_of(name)(S, X, X if name == "sddmm" else values)
 
 

@@ -80,7 +80,7 @@ def _beaters(
 
 
 def _counted(first_only: bool, primitive: Primitive, sizes: Sizes) -> _Counted:
-    """Replace names of sizes by numbers, where there are any."""
+    """Return a primitive with numbers for those names of sizes that ``sizes`` has."""
     numbers = (int(name) if name.isdigit() else sizes.get(name, name) for name in primitive.size)
     return first_only, primitive.kind, *numbers
 
@@ -97,7 +97,7 @@ def _at_most(ours: _Counted, theirs: _Counted) -> bool:
 
 
 def _fit(larger: Sequence[set[int]], theirs: Sequence[int]) -> bool:
-    """Return True if each of ours maps to another of theirs, among those as large or larger."""
+    """Return True if each set in ``larger`` can be matched to a number of ``theirs`` of its own."""
     if len(larger) > len(theirs):
         return False
     taken: dict[int, int] = {}  # place among theirs -> ours

@@ -278,7 +278,7 @@ FUSED = (*PAPER, _fused(_ROW, _ANY, _X), _fused(_ANY, _COL, _X), _fused(_ROW, _A
 
 @cache
 def addition(terms: int) -> Rule:
-    """Build the rule that adds so many matrices."""
+    """Build the rule that adds ``terms`` matrices."""
     roles = [f"term{i}" for i in range(terms)]
 
     def size(term0: Tree, **_: Tree) -> tuple[str, ...]:
@@ -289,6 +289,6 @@ def addition(terms: int) -> Rule:
 
 @cache
 def application(function: str, arguments: int, result: Kind) -> Rule:
-    """Build the rule of a function of so many matrices; its ``Apply`` has the cost."""
+    """Build the rule of a function of ``arguments`` matrices; its ``Apply`` has the cost."""
     operands = tuple((f"argument{i}", "dense") for i in range(arguments))
     return Rule(function, operands, result, lambda **_: (), {})

@@ -118,6 +118,7 @@ CASES = {
     "dropout nan": ({"dropout": np.nan}, ShapeError, "dropout is nan: give a share from 0"),
     "dropout inf": ({"dropout": np.inf}, ShapeError, "dropout is inf: give a share from 0"),
     "dropout text": ({"dropout": "half"}, DtypeError, "dropout is 'half': give a number"),
+    "dropout array": ({"dropout": np.zeros(2)}, DtypeError, "dropout is array"),
     "dropout bool": ({"dropout": False}, DtypeError, "dropout is False: give a number"),
     "seed float": ({"seed": 1.0}, DtypeError, "seed is 1.0: give an integer"),
     "seed none": ({"seed": None}, DtypeError, "seed is None: give an integer"),

@@ -286,6 +286,18 @@ def test_without_a_seed_torch_draws_it(device, kind):
     assert torch.equal(first, call(kind, graph, given, dropout=0.5, seed=seed))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_seed_may_be_written_to_before_backward(device, kind):
+    graph = make_graph(40, 30, 300, device=device)
+    seed, results = torch.tensor([5], device=device), []
+    for step in (0, 3):
+        given = tensors(device, *shapes_of(kind, graph, (2,), 4))
+        y = call(kind, graph, given, dropout=0.5, seed=seed)
+        seed += step
+        results.append(torch.autograd.grad(y.sin().sum(), given[0])[0])
+    assert torch.equal(*results)
+
+
 def test_nothing_is_drawn_where_nothing_is_dropped(device):
     graph = make_graph(9, 6, 40, device=device)
     h, el, er = tensors(device, (6, 4), (6,), (9,))

@@ -7,9 +7,10 @@ torch = pytest.importorskip("torch")
 from attention_cases import loop_graph  # noqa: E402
 from autograd_cases import make_graph, tensors  # noqa: E402
 
-from sparsefmt import DeviceError, DtypeError, ShapeError, UnsupportedError  # noqa: E402
+from sparsefmt import DeviceError, DtypeError, Graph, ShapeError, UnsupportedError  # noqa: E402
 from sparsefmt.autograd import aggregate_with_own, maxk, propagate, spmm  # noqa: E402
 from sparsefmt.autograd.cbsr import features_to_keep  # noqa: E402
+from sparsefmt.autograd.layers import propagated  # noqa: E402
 from sparsefmt.autograd.matmul import operands  # noqa: E402
 from sparsefmt.autograd.tensors.prepare import graph_tensors, has_tiles  # noqa: E402
 
@@ -81,6 +82,30 @@ def test_compiled_it_keeps_its_gradients(device):
         torch.autograd.grad(function(x, bias).sin().sum(), (x, bias)),
     )
     torch._dynamo.reset()
+
+
+def test_where_own_is_0_own_features_add_nothing_in_any_mode(device):
+    graph, x, scale, own = given(device, dtype=torch.float32)
+    edges = torch.arange(N, device=device).expand(2, -1)[:, 1:]  # row 0 has none
+    x, scale, own = x.detach(), scale.detach(), own.detach().index_fill(0, edges.new_zeros(1), 0)
+    x[0] = float("inf")
+    graph = Graph.from_edge_index(edges, torch.ones(N - 1, device=device), num_nodes=N)
+    torch._dynamo.reset()
+    compiled = torch.compile(propagate, backend="eager")
+    assert propagate(graph, x, scale, own).isfinite().all()
+    assert compiled(graph, x, scale, own).isfinite().all()
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert propagate(graph, x, scale, own).isfinite().all()
+    torch._dynamo.reset()
+
+
+def test_one_more_than_own_is_a_factor_like_any_in_both_ways(device):
+    graph, x, _, own = given(device, dtype=torch.float32)
+    x, minus = x.detach(), torch.full_like(own[0].detach(), -1)
+    x[0] = float("inf")
+    y = propagated(graph, x, None, minus, one_more=True)
+    torch.testing.assert_close(y, aggregate_with_own(graph, x, 1 + minus), equal_nan=True)
+    assert y[0].isnan().all()
 
 
 def test_autocast_narrows_features_and_factors(device):

@@ -1,6 +1,7 @@
 """What ranks exchange, and how often."""
 
 import gc
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -10,7 +11,7 @@ from dist_cases import FEAT, N, bounds_of, edges_of, here, numbers, shared_out, 
 from torch import Tensor
 
 from sparsefmt import Graph, nn
-from sparsefmt.autograd import propagate, spmm
+from sparsefmt.autograd import gat_aggregate, propagate, spmm
 from sparsefmt.distributed import (
     DistGraph,
     accuracy,
@@ -250,7 +251,10 @@ def of_products(graph: DistGraph, whole: Graph, x: Tensor) -> Refusals:
     n, ones = len(x), torch.ones(3, dtype=torch.float64)
     types = torch.zeros(graph.local.nnz, dtype=torch.int64)
     heads = torch.ones(graph.local.nnz, 2, dtype=torch.float64)
+    attention = partial(gat_aggregate, graph, x, x[:, 0], x[:, 0])
+    shared = [(attention, "UnsupportedError", "GATConv")] if graph.whole is None else []
     return [
+        *shared,
         (lambda: dist_spmm(graph, x, reduce="max"), "UnsupportedError", "reduce"),
         (lambda: dist_spmm(whole, x), "DtypeError", "graph is a Graph"),
         (lambda: dist_spmm(graph, torch.cat([x, x])), "ShapeError", "x has shape"),
@@ -593,6 +597,8 @@ def weighted_propagation(group: Any) -> float:
     x[0], own[0] = torch.inf, 0  # a vertex without an own part: nothing of its own is added
     parts = {"edge_weight": weight[mine], "bias": bias}
     y = propagate(graph, x[rows], scale[rows], own[rows], **parts)
+    plain = propagate(graph, x[rows], scale[rows], own[rows])
+    assert torch.equal(plain.isfinite(), propagate(whole, x, scale, own)[rows].isfinite())
     expected = propagate(whole, x, scale, own, edge_weight=weight, bias=bias)[rows]
     finite = expected.isfinite()
     assert finite.any()

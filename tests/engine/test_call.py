@@ -92,6 +92,17 @@ def test_a_case_is_prepared_once_and_launched_with_its_addresses(row):
     ]
 
 
+def test_cases_without_end_are_not_all_kept(row, monkeypatch):
+    monkeypatch.setattr(engine, "MAX_CASES", 3)
+    made, _, prepared, launched = row
+    S = structure()
+    for slope in (0.1, 0.2, 0.3, 0.4, 0.4):
+        call(made, S, Array(10), None, slope)
+        assert all(len(cases) <= 3 for cases in S.decided.values())
+    assert prepared == [(4, slope) for slope in (0.1, 0.2, 0.3, 0.4)]
+    assert len(launched) == 5
+
+
 def test_structures_that_are_alike_share_what_was_prepared(row):
     made, _, prepared, launched = row
     S, T, large = structure(), structure(indptr=50), structure(nnz=1000)

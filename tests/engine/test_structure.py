@@ -1,7 +1,7 @@
 """What is decided once of a structure."""
 
 from sparsefmt.ops.engine import build
-from sparsefmt.ops.engine.structure import Sizes, Structure
+from sparsefmt.ops.engine.structure import MAX_SHARED, Sizes, Structure
 
 
 def structure(**changes):
@@ -67,3 +67,13 @@ def test_what_was_decided_is_no_part_of_a_structure():
     assert S == T
     assert hash(S) == hash(T)
     assert repr(S) == repr(T)
+
+
+def test_structures_alike_of_sizes_without_end_do_not_all_keep_what_was_prepared():
+    shared = {}
+    for n in range(3 * MAX_SHARED):
+        S = structure(n_rows=n)
+        S.alike = shared
+        S.decide("gat", lambda S: S.n_rows)["case"] = n
+        assert S.decided == {"gat": {"case": n}}
+        assert len(shared) <= MAX_SHARED

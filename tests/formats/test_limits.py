@@ -67,7 +67,9 @@ def test_indices_that_have_their_dtype_are_not_copied(dtype):
 def test_graphs_of_other_values_share_what_loops_were_added_to():
     pytest.importorskip("sparsefmt.autograd.gcn")  # registers the slot
     graph = Graph(COO([0, 1], [1, 0], shape=(2, 2)))
-    assert graph.with_data([1.0, 2.0])._slots.looped is graph._slots.looped
+    other = graph.with_data([1.0, 2.0])
+    assert other._slots.looped is graph._slots.looped
+    assert other._slots.lock is graph._slots.lock
 
 
 def test_what_is_built_of_a_structure_serves_all_its_values():

@@ -32,7 +32,7 @@ LIMITS: dict[tuple[str, str], tuple[int, int | None]] = {
     ("gpu", "spmm, edge_weight, backward"): (34, 30),
     ("gpu", "GCNConv"): (26, 36),
     ("gpu", "GCNConv, backward"): (14, 22),
-    ("gpu", "GCNConv, edge_weight"): (53, 60),
+    ("gpu", "GCNConv, edge_weight"): (55, 60),
     ("gpu", "GCNConv, edge_weight, backward"): (14, None),
     ("gpu", "GATConv"): (29, 38),
     ("gpu", "GATConv, backward"): (22, 22),

@@ -327,6 +327,11 @@ def test_a_changed_model_computes_what_the_plain_one_does(change, when):
         (lambda: SGConv(F_IN, 4, K=2), lambda m: setattr(m, "add_self_loops", False)),
         (lambda: TAGConv(F_IN, 4, K=2), lambda m: setattr(m, "normalize", False)),
         (lambda: GINConv(nn.Linear(F_IN, 4)), lambda m: m.eps.fill_(0.5)),
+        (
+            lambda: GINConv(nn.Linear(F_IN, 4)),
+            lambda m: setattr(m.eps, "data", torch.tensor([0.5], dtype=torch.float64)),
+        ),
+        (lambda: GINConv(nn.Linear(F_IN, 4)), lambda m: m.eps.data.fill_(0.5)),
         (lambda: GINConv(nn.Linear(F_IN, 4)), lambda m: setattr(m, "nn", nn.Tanh())),
         (
             lambda: GINConv(nn.Sequential(nn.Linear(F_IN, 4), nn.ReLU())),

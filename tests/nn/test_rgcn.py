@@ -344,6 +344,14 @@ def test_bad_calls_are_refused(case):
         pair(6)[1](*args)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
+def test_narrow_types_of_edges_count_like_wide_ones(dtype, monkeypatch):
+    monkeypatch.setattr(relations, "RESIDENT_BYTES", 260 * N * 2 * 8)  # more types than 8 bits have
+    types, weight = TYPES_OF * 25, torch.randn(300, 6, 2, dtype=torch.float64)
+    y = relational_aggregate(EDGES, X, weight, types)
+    assert torch.equal(relational_aggregate(EDGES, X, weight, types.to(dtype)), y)
+
+
 def test_bad_ids_and_operands_are_refused():
     ids = torch.arange(N)
     with pytest.raises(IndexRangeError, match="x holds 14 but there are 14 in_channels"):

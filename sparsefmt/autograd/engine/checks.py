@@ -38,17 +38,17 @@ def floating(name: str, value: Tensor) -> None:
         )
 
 
-def place(name: str, value: Tensor, graph: GraphTensors) -> None:
-    """Check for floating numbers where the graph is."""
+def floating_on_device(name: str, value: Tensor, graph: GraphTensors) -> None:
+    """Check that a tensor has a floating dtype and is on the device of the graph."""
     if value.dtype not in FLOATING:
         floating(name, value)
     if value.device != graph.device:
         known = value.device.type in ("cpu", "cuda")
-        where(name, value, graph, "" if known else f"make {name} on {graph.device}")
+        on_device(name, value, graph, "" if known else f"make {name} on {graph.device}")
 
 
-def where(name: str, value: Tensor, graph: Graph | GraphTensors, mend: str = "") -> None:
-    """Check for a tensor where a graph is, whose tensors need not be there for that."""
+def on_device(name: str, value: Tensor, graph: Graph | GraphTensors, mend: str = "") -> None:
+    """Raise DeviceError if a tensor is on another device than a graph; ``mend`` is the advice."""
     device = graph.device
     if value.device != (torch.device(device) if isinstance(device, str) else device):
         mend = mend or f'move one of them, graph.to("{value.device}") for instance'
@@ -57,7 +57,7 @@ def where(name: str, value: Tensor, graph: Graph | GraphTensors, mend: str = "")
 
 def features(name: str, x: Tensor, *, rows: int, axis: str, graph: GraphTensors) -> None:
     """Check for features, (rows, feat) or (rows, heads, feat), where the graph is."""
-    place(name, x, graph)
+    floating_on_device(name, x, graph)
     if x.dim() < 2:
         raise ShapeError(
             f"{name} has shape {tuple(x.shape)}: give (rows, feat), such as {name}[:, None]."
@@ -92,7 +92,7 @@ def vector(
     ):
         return
     tensor(name, value)
-    place(name, value, graph)
+    floating_on_device(name, value, graph)
     if value.shape != (length,):
         raise ShapeError(
             f"{name} has shape {tuple(value.shape)} but the graph has {length} {what}: give one "
@@ -103,7 +103,7 @@ def vector(
 
 def of_heads(name: str, value: Tensor, graph: GraphTensors, x: Tensor) -> None:
     """Check for (nnz, heads), of the dtype of x, where the graph is."""
-    place(name, value, graph)
+    floating_on_device(name, value, graph)
     if value.shape[0] != graph.nnz:
         raise ShapeError(
             f"{name} has shape {tuple(value.shape)} but the graph has {graph.nnz} stored entries: "
@@ -127,8 +127,8 @@ def _autocast(graph: GraphTensors) -> str:
     return " under autocast, which narrows all but float64" if cast else ""
 
 
-def kept(k: Any, feat: int | None) -> int:
-    """Check how many features of a row to keep; ``feat`` is None where it is not known yet."""
+def checked_k(k: Any, feat: int | None) -> int:
+    """Return ``k`` as an int; raise unless it is 1 to ``feat``, if that is not None."""
     if isinstance(k, bool) or (isinstance(k, Tensor) and k.dtype is torch.bool):
         raise DtypeError(f"k is {k}: give an integer.")
     try:
@@ -154,13 +154,16 @@ def seed(value: Any, graph: GraphTensors) -> None:
         raise DtypeError(f"seed is {value.dtype}: give int64, seed.long() for instance.")
     if value.numel() != 1:
         raise ShapeError(f"seed has shape {tuple(value.shape)}: give one integer.")
-    where("seed", value, graph, "make it there, or give an int")
+    on_device("seed", value, graph, "make it there, or give an int")
 
 
 def seed_on_device(value: Any, graph: GraphTensors) -> Tensor:
-    """Draw a seed if none is given, on the device: a captured CUDA graph draws at each replay."""
+    """Return a seed tensor on the graph's device: a copy of a tensor, an integer's, or a drawn one.
+
+    A captured CUDA graph draws, or copies, at each replay.
+    """
     if isinstance(value, Tensor):
-        return value
+        return value.clone()  # the caller may write to it before backward reads it
     if value is None:
         return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=graph.device)
     signed = (int(value) + 2**63) % 2**64 - 2**63
@@ -176,7 +179,7 @@ def own_part(own: Any, without: Any, graph: GraphTensors) -> None:
             "many columns as rows."
         )
     tensor("own", own)
-    place("own", own, graph)
+    floating_on_device("own", own, graph)
     if own.shape != (n, 1) and own.shape != (1,):
         raise ShapeError(f"own has shape {tuple(own.shape)}: give {(n, 1)} or (1,).")
     if without is None:
@@ -186,13 +189,13 @@ def own_part(own: Any, without: Any, graph: GraphTensors) -> None:
         raise DtypeError(f"without is {without.dtype}: give torch.bool.")
     if without.shape != (n, 1):
         raise ShapeError(f"without has shape {tuple(without.shape)}: give {(n, 1)}.")
-    where("without", without, graph, "move one of them")
+    on_device("without", without, graph, "move one of them")
 
 
 def bias(value: Any, x: Tensor, graph: GraphTensors) -> None:
-    """Check what is added to every row."""
+    """Check that a bias is a floating tensor beside the graph, with a value for each feature."""
     tensor("bias", value)
-    place("bias", value, graph)
+    floating_on_device("bias", value, graph)
     if value.shape != x.shape[1:]:
         raise ShapeError(
             f"bias has shape {tuple(value.shape)} but x has {tuple(x.shape)}: give "
@@ -240,7 +243,7 @@ class Tensors(Arrays):
     ) -> Any:
         """Check for (size, feat) or (size, heads, feat)."""
         tensor(name, value)
-        place(name, value, A)
+        floating_on_device(name, value, A)
         if 3 not in arg.axes:
             two_axes(name, value)
         axis = "rows" if arg.rows == "rows" else "columns"
@@ -290,7 +293,7 @@ class Tensors(Arrays):
             else:
                 vector(name, value, length=size, what="stored entries", x=like[1], graph=A)
             return value
-        place(name, value, A)
+        floating_on_device(name, value, A)
         if value.dim() not in arg.axes or value.shape[0] != size:
             shapes = f"({size},) or ({size}, heads)" if 1 in arg.axes else f"({size}, feat)"
             raise ShapeError(
@@ -304,7 +307,7 @@ class Tensors(Arrays):
     ) -> Any:
         """Check for one score of each head; float32 will do beside 2-byte features."""
         tensor(name, value)
-        place(name, value, A)
+        floating_on_device(name, value, A)
         if like is None:
             return value
         heads = tuple(like[1].shape[arg.behind])
@@ -318,7 +321,7 @@ class Tensors(Arrays):
     ) -> Any:
         """Check for one vector of each head; its heads may follow one more axis, as in PyG."""
         tensor(name, value)
-        place(name, value, A)
+        floating_on_device(name, value, A)
         row = tuple(like[1].shape[1:])
         return self._shaped(name, value, [row, (1, *row)], "one vector per head", A, like)
 

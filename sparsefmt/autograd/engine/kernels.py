@@ -252,7 +252,7 @@ def add_own(
     y: Tensor, own: Tensor, scale: Tensor | None = None, one_more: bool = False,
     bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Add own parts to a product in place, as the kernel on a GPU does in its last pass."""
+    """Add own parts and a bias to a product in place, as a kernel on a GPU does as it ends."""
     if scale is None:
         y += own
     elif one_more:

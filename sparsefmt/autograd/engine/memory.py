@@ -57,7 +57,6 @@ class TorchMemory:
     def case(
         self, args: Sequence[Any], names: Iterable[str] = ()
     ) -> tuple[bool, tuple[Any, ...], list[int], int]:
-        """List what the launches of a call depend on."""
         device = args[0].get_device()
         facts: list[Any] = [device, bf16_is_allowed(), _deterministic(), *names]
         addresses: list[int] = []
@@ -85,40 +84,32 @@ class TorchMemory:
         return device != current_device(), tuple(facts), addresses, raw_stream(device)
 
     def pointer(self, a: Tensor | None) -> int:
-        """Return the address of the first value; 0 for None."""
         return 0 if a is None else a.data_ptr()
 
     def pointers(self, *arrays: Tensor | None) -> list[int]:
-        """Return the addresses of several tensors; 0 for None."""
         return [0 if a is None else a.data_ptr() for a in arrays]
 
     def dtype(self, a: Tensor) -> str:
-        """Return the name of the dtype."""
         return NAMES[a.dtype]
 
     def row_stride(self, a: Tensor) -> int:
-        """Count the values from one row to the next."""
         return a.stride(0)
 
     def contiguous(self, a: Array) -> Any:
-        """Return ``a`` itself if it is contiguous, else a copy; None for None."""
         return None if a is None else a.contiguous()
 
     def rows_in_place(self, a: Tensor) -> Tensor:
-        """Return ``a`` if there are at most gaps between its rows, else a contiguous copy."""
         # Of a matrix the stride tells it: a view of a row would take 1 µs.
         if a.is_contiguous() or (a.stride(1) == 1 if a.dim() == 2 else a[0].is_contiguous()):
             return a
         return a.contiguous()
 
     def factors(self, a: Array) -> Any:
-        """Convert scales for kernels: contiguous, float32 for 2-byte ones; None for None."""
         if a is None:
             return None
         return a.contiguous() if a.dtype in _WIDE else a.to(torch.float32).contiguous()
 
     def empty(self, shape: Sequence[int], dtype: str, like: Tensor) -> Tensor:
-        """Return uninitialised memory on the device of ``like``."""
         torch_dtype = DTYPES[dtype]
         if torch_dtype is not like.dtype:
             return like.new_empty(shape, dtype=torch_dtype)
@@ -127,40 +118,31 @@ class TorchMemory:
         return torch.empty_like(like) if same else like.new_empty(shape)
 
     def zeros(self, shape: Sequence[int], dtype: str, like: Tensor) -> Tensor:
-        """Return zeroed memory on the device of ``like``."""
         return like.new_zeros(shape, dtype=DTYPES[dtype])
 
     def take(self, a: Tensor, places: Tensor) -> Tensor:
-        """Gather the values at those places."""
         return a.index_select(0, places)
 
     def zero_where(self, a: Tensor, mask: Tensor) -> Tensor:
-        """Copy ``a`` with 0 where the mask is set."""
         return a.masked_fill(mask, 0)
 
     def capturing(self) -> bool:
-        """Return True if the current stream is captured for a CUDA graph."""
         return torch.cuda.is_current_stream_capturing()
 
     def finish(self, a: Tensor) -> None:
-        """Wait for the current stream, so that any stream may read ``a``."""
         torch.cuda.current_stream(a.device).synchronize()  # synchronize!
 
     def expand(self, indptr: Tensor, nnz: int) -> Tensor:
-        """Return the row of each of the ``nnz`` entries, without waiting for the GPU."""
         return torch.repeat_interleave(indptr.diff(), output_size=nnz)
 
     def stream(self, a: Tensor) -> int:
-        """Return the address of torch's current stream on the device of ``a``."""
         found: int = raw_stream(a.get_device())
         return found
 
     def device(self, a: Tensor) -> int:
-        """Return the number of the GPU that holds ``a``."""
         return a.get_device()
 
     def on_device(self, a: Tensor) -> AbstractContextManager[object]:
-        """Return a context in which launches go to the device of ``a``."""
         return on_device(a.get_device())
 
     def deterministic(self) -> bool:

@@ -23,7 +23,7 @@ class _Prepared(PreparedTiles):
 def prepare_tiles(
     built: Built, tiles: SGT, inverse_degree: Tensor, costs: Costs | None = None
 ) -> None:
-    """Let products with a structure, of which that was built, go by these tiles where they pay."""
+    """Put ``tiles``, if they fit, in the place of earlier ones for products with a structure."""
     device = inverse_degree.get_device()
     fit = tiles.nnz and not (against_device(device) or against_height(tiles))
     with built.lock:

@@ -118,7 +118,7 @@ class Arrays:
         return csr
 
     def _part(self, begin: int, dtype: torch.dtype, count: int) -> Tensor:
-        """Return a view of so many values that begin there."""
+        """Return a view of ``count`` values that begin at byte ``begin``."""
         memory, place = self.memory, (self._offset + begin) // dtype.itemsize
         if dtype is torch.float32 and not torch.is_inference_mode_enabled():  # most of them
             return memory.narrow(0, place, count)

@@ -183,8 +183,14 @@ def turned(graph: Any, edge_index: Any) -> Any:
     return graph.transposed if isinstance(graph, Graph) else graph
 
 
-def wrong_graph(value: object, name: str = "graph") -> DtypeError:
+def wrong_graph(value: object, name: str = "graph") -> DtypeError | UnsupportedError:
     """Return the error for what is no graph, in an argument of that name."""
+    if isinstance(value, Shared):
+        return UnsupportedError(
+            f"{name} is a {type(value).__name__}, which of sparsefmt.autograd only spmm, "
+            "aggregate_with_own, propagate, maxk_aggregate and sampled_aggregate take: "
+            "use a layer of sparsefmt.nn, such as GATConv for attention."
+        )
     kind, mend = f"a {type(value).__name__}", ""
     if isinstance(value, Tensor):
         kind = f"a {value.layout} tensor of {value.dtype} and shape {tuple(value.shape)}"

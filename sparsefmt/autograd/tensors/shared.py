@@ -23,7 +23,9 @@ class _Declared(type(Protocol)):  # type: ignore[misc]
 class Shared(Protocol, metaclass=_Declared):
     """The rows of a graph that this process has, as ``distributed.DistGraph`` has them.
 
-    Public functions call its method of their name, in the place of their own code.
+    ``spmm``, ``aggregate_with_own``, ``propagate``, ``maxk_aggregate`` and ``sampled_aggregate``
+    call its method of their name in the place of their own code.  Other public functions refuse it;
+    layers call the rest.
     """
 
     whole: Graph | None  #: the graph itself, where one process has all of it

@@ -48,7 +48,7 @@ class TensorStore:
         return cached
 
     def _make(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
-        """Make the tensor of that name, on no tape; streams that did not make it wait for it."""
+        """Make a tensor without a gradient and keep it by ``key``; do not keep it in a capture."""
         cuda = self.device.type == "cuda"
         if cuda and torch.cuda.is_current_stream_capturing():
             return make()  # memory of that CUDA graph
@@ -141,7 +141,7 @@ class Side(TensorStore):
         return self.__dict__[name]
 
     def take_over(self) -> None:
-        """Read off a build that is done whether blocks share rows.
+        """Set ``structure`` to one without shared rows, if a build that is done reports none.
 
         No more: for exact sizes launches would be decided anew, for each graph that is used once.
         """
@@ -149,13 +149,13 @@ class Side(TensorStore):
             self.structure = self.arrays.known_structure()
 
     def settle(self) -> None:
-        """Take over exact sizes, which the build has reported."""
+        """Set ``structure`` to that of the exact sizes, waiting for the build; make ``built``."""
         if self.arrays is not None:
             self.structure = self.arrays.exact
             _ = self.built
 
     def freeze(self) -> None:
-        """Wait for the build, then keep only what a CSR has."""
+        """Wait for the build, set ``plan`` and ``structure`` to exact ones, and drop ``arrays``."""
         arrays = self.arrays
         if arrays is not None:
             _ = self.indptr, self.built

@@ -170,7 +170,11 @@ class GraphTensors(TensorStore):
                 self.building = *self.building, columns.report
 
     def settle(self) -> None:
-        """Let the current stream read what is being built; take what is done as it is."""
+        """Make the current stream wait for unfinished builds; drop reports of those that are done.
+
+        A done build sets ``loops`` and maybe ``order``; after the last one each side takes over,
+        and a few calls later each settles, with exact sizes.
+        """
         building = self.building
         if not building:
             self.asks_left -= 1
@@ -223,7 +227,7 @@ class GraphTensors(TensorStore):
         return [order, *(made for store in stores for _, made in store.items())]
 
     def freeze(self) -> bool:
-        """Wait for what is being built, and keep it as if it came from formats; make ``order``."""
+        """Wait for builds, make CSR and ``order``, and drop the ``arrays`` of each side."""
         if self.rows.arrays is None or self._source is None:
             _ = self.order
             return True
@@ -272,7 +276,7 @@ class GraphTensors(TensorStore):
 
 
 def is_eager() -> bool:
-    """Return True if what the current stream does happens now, and only the host sees it."""
+    """Return True outside of ``torch.compile`` and of the capture of a CUDA graph."""
     return not torch.compiler.is_compiling() and not torch.cuda.is_current_stream_capturing()
 
 

@@ -71,7 +71,7 @@ slot("typed", lambda graph: Remembered())
 
 
 def check_types(graph: Graph, edge_type: Any) -> None:
-    """Check for an integer for each edge, where the graph is."""
+    """Check that ``edge_type`` holds an integer for each edge, on the device of the graph."""
     if not isinstance(edge_type, Tensor):
         raise DtypeError(
             f"edge_type is a {type(edge_type).__name__}: give a torch.Tensor of integers, one for "
@@ -85,7 +85,7 @@ def check_types(graph: Graph, edge_type: Any) -> None:
             f"edge_type has shape {tuple(edge_type.shape)} but the graph has {graph.nnz} edges: "
             f"give ({graph.nnz},){mend}."
         )
-    checks.where("edge_type", edge_type, graph)
+    checks.on_device("edge_type", edge_type, graph)
 
 
 #: Ids that were found to be in their range.
@@ -118,7 +118,7 @@ def _make(
         coo = graph.structure.tocoo()
         finish(coo.row)  # synchronize!
         rows, cols = to_tensor(coo.row), to_tensor(coo.col)
-        types = _own_types(coo.data) if edge_type is None else edge_type.detach()
+        types = _own_types(coo.data) if edge_type is None else edge_type.detach().long()
         _check_range("edge_type", types, grouping.n_types, "relations")
         n_cols = graph.shape[1]
         if ids is not None:
@@ -186,7 +186,7 @@ def _group(
         if len(unique) * FEW_SOURCES <= n_cols:
             sources, cols, n_cols = unique, numbers, len(unique)
     if count > 1:
-        local = types.long() - first
+        local = types - first
         if grouping.values is not None:
             places = rows.long() * count + local
             counts = torch.bincount(places, minlength=n_rows * count)

@@ -172,7 +172,7 @@ class Place:
 
 
 def _polled(done: Callable[[], bool], seconds: float) -> bool:
-    """Wait until ``done()``, for so many seconds at most; return True if it is."""
+    """Wait until ``done()``, for ``seconds`` at most; return False if it is not by then."""
     until = time.monotonic() + seconds
     while not done():
         if time.monotonic() > until:

@@ -182,7 +182,7 @@ class Training:
 
 
 def check_trainable(partition: Partition, options: Options) -> None:
-    """Raise UnsupportedError for a folder that lacks what the model reads."""
+    """Raise UnsupportedError for a folder or options with which the model cannot train."""
     folder = partition.folder
     for name in ("features", "labels"):
         if name not in partition.dtypes:

@@ -391,7 +391,7 @@ class _Writer:
     def array(
         self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], pieces: Iterable[Array]
     ) -> None:
-        """Write one array."""
+        """Write the pieces of an array to a file, and register it by its name."""
         self.arrays[name] = array = _NewArray(self.folder / name, dtype, shape, self._most)
         for piece in pieces:
             array.append(piece)

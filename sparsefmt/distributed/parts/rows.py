@@ -58,7 +58,7 @@ def balanced(graph: Graph, parts: int) -> tuple[int, ...]:
 
 
 def bounds_of_degrees(degrees: Array, parts: int) -> Bounds:
-    """Split rows with so many entries each as ``balanced`` does; return parts + 1 bounds."""
+    """Split rows of ``degrees`` entries each as ``balanced`` does; return parts + 1 bounds."""
     xp, n = namespace(degrees), len(degrees)
     ends = xp.zeros(n + 1, np.int64)
     xp.cumsum(degrees, out=ends[1:])
@@ -167,7 +167,7 @@ def _fill(loads: Array, weights: Array) -> Array:
 
 
 def checked(bounds: Iterable[int], ranks: int) -> tuple[int, ...]:
-    """Return the bounds of so many ranks; raise ShapeError unless they ascend from 0."""
+    """Return ``ranks`` + 1 bounds as integers; raise ShapeError unless they ascend from 0."""
     try:
         result = tuple(map(int, bounds))
     except (TypeError, ValueError, RuntimeError):  # the last one is torch's

@@ -266,7 +266,7 @@ class Weights:
 
     @property
     def shares(self) -> Array:
-        """Factors of the entries' features: weights after dropout."""
+        """Return factors of the entries' features, (entries, heads, 1): weights after dropout."""
         return (self.M * self.P)[:, :, None]
 
 

@@ -58,7 +58,7 @@ def _gradient(like: str, saved: str) -> tuple[Arg, ...]:
 
 
 def _result(S: Structure, x: Array, *_: Any) -> Shapes:
-    """Return those of the result; first of the arguments are features."""
+    """Return shape and dtype of a result with a row of ``x`` for each row of the structure."""
     return (((S.n_rows, *x.shape[1:]), x),)
 
 
@@ -76,25 +76,25 @@ _SAVED = _gradient("h", "Tensor out, Tensor plus, Tensor statistics")
 
 
 def _gat_results(S: Structure, h: Array, *_: Any) -> Shapes:
-    """Return those of the result, its positive part, and the statistics of each row and head."""
+    """Return shapes and dtypes of result, its positive part, and statistics of rows and heads."""
     (out,) = _result(S, h)
     return out, out, ((S.n_rows, heads_and_feat(h)[0], 4), sums_dtype(h))
 
 
 def _gat_gradients(S: Structure, *args: Any) -> Shapes:
-    """Return those of the gradients of features and of all scores."""
+    """Return shapes and dtypes of the gradients of features and of all scores."""
     of_edges, a = args[6], GatArguments(*args[7:])
     terms = (a.el, True), (a.er, True), (a.loop_edges, True), (a.edges, of_edges)
     return (a.h.shape, a.h), *((shape_of(*term), sums_dtype(a.h)) for term in terms)
 
 
 def _results_of_vectors(S: Structure, h: Array, source: Array, *_: Any) -> Shapes:
-    """Return those of the result, its positive part, and what is saved of each row and head."""
+    """Return shapes and dtypes of result, its positive part, and what is saved for backward."""
     return (h.shape, h), (h.shape, h), ((6 * h.shape[0] * heads_of(source)[0],), sums_dtype(h))
 
 
 def _gradients_of_vectors(S: Structure, *args: Any) -> Shapes:
-    """Return those of the gradients of features, of vectors and bias in one, and of scores."""
+    """Return shapes and dtypes of gradients: of features, of vectors and bias, of scores."""
     of_edges, h, source, _, bias, edges, loop_edges, *_ = args[6:]
     vectors = (2 if bias is None else 3), *source.shape
     shapes = vectors, shape_of(loop_edges), shape_of(edges, of_edges)
@@ -105,7 +105,7 @@ def _gat_row(
     name: str, arguments: tuple[Arg, ...], results: Callable[..., Any], sizes: Callable[..., Any],
     gathered: int | None = None, **facts: Any,
 ) -> Op:  # fmt: skip
-    """Make a row whose entries gather rows of the argument at that place, and scores of each head.
+    """Make a row of GAT: entries gather rows of ``args[gathered]``, and scores of each head.
 
     ``sizes`` are heads and features of a call, of which small ones need no numba.  Gradients go
     over the transpose too, where entries read three numbers more of each head.
@@ -197,13 +197,13 @@ def _pairs(*, additive: bool = False) -> tuple[Arg, ...]:
 
 
 def _pairwise_results(S: Structure, queries: Array, keys: Array, *_: Any) -> Shapes:
-    """Return those of the result, and of the statistics of each row and head."""
+    """Return shapes and dtypes of the result, and of the statistics of each row and head."""
     statistics = (S.n_rows, heads_and_feat(keys)[0], 2), sums_dtype(keys)
     return *_result(S, keys), statistics
 
 
 def _pairwise_gradients(S: Structure, *args: Any) -> Shapes:
-    """Return those of each gradient; empty for a tensor that is not given."""
+    """Return shape and dtype of each gradient; empty for an argument that is None."""
     of_edges, a = args[5], PairwiseArguments(*args[6:])
     shapes = shape_of(a.att), shape_of(a.edges, of_edges)
     features = ((shape_of(x), a.keys) for x in (a.queries, a.keys, a.values))

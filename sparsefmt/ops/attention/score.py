@@ -123,7 +123,7 @@ def options(
 ) -> Options:
     """Check the numbers that shape scores and masks."""
     slope = number("negative_slope", negative_slope)
-    dropped = 0.0 if dropout == 0.0 and type(dropout) is float else share(dropout)
+    dropped = 0.0 if type(dropout) is float and dropout == 0.0 else share(dropout)
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise DtypeError(f"seed is {seed!r}: give an integer.")
     looped = self_loops is not False and loops(A, self_loops)

@@ -58,7 +58,7 @@ _PARAMETERS = {
 
 
 class Variant(NamedTuple):
-    """How a warp reads rows of S: so many lanes an entry, places side by side, groups together."""
+    """How a warp reads rows of S: lanes of an entry, places side by side, groups together."""
 
     lanes: int
     places: int
@@ -99,7 +99,7 @@ DOTS, DOTS_SCALAR = Variant(8, 4, 1, 4), Variant(32, 1, 0, 1)
 
 
 def instantiations() -> Iterator[tuple[str, str]]:
-    """Every kernel that this file may launch: file and C++ name."""
+    """Yield file and C++ name of every kernel that this file may launch."""
     names: list[tuple[str, tuple[str, ...], tuple[int, ...]]] = []
     for dtype, team in product(VALUE_DTYPES, TEAMS):
         names.append(("maxk_rows", (dtype, column_dtype(team[0] * team[1]).name), team))
@@ -149,14 +149,14 @@ _MAXK = "x", "out_1", "out"  # features, values and columns
 
 
 def _further(launch: Launch, *steps: int) -> Callable[..., None]:
-    """Return a launch on addresses that lie so many bytes further."""
+    """Return a launch on addresses that lie ``steps`` bytes further, one step for each."""
     if not any(steps):
         return launch
     return lambda stream, *args: launch(stream, *map(add, args, steps))
 
 
 def maxk_too_wide(_: None, x: Array, *__: Any, **___: Any) -> list[str]:
-    """Rows that no team of threads holds."""
+    """List the reason against rows that no team of threads holds."""
     feat = x.shape[1]
     return [f"a team of threads holds {MAX_FEAT} features, not {feat}"] if feat > MAX_FEAT else []
 

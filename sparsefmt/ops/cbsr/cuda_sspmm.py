@@ -55,7 +55,7 @@ class Chip(NamedTuple):
 
 
 def instantiations() -> Iterator[tuple[str, str]]:
-    """Every kernel that this file may launch: file and C++ name."""
+    """Yield file and C++ name of every kernel that this file may launch."""
     for dtype, index, column in product(VALUE_DTYPES, ("int32", "int64"), COLUMNS.values()):
         tuned = column == "uint8" and dtype != "float64"
         fours = {GENERAL_LANES} | ({*LANES.values()} if tuned else set())

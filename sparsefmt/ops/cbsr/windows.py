@@ -50,7 +50,7 @@ class Windows(Deciding):
 
     @property
     def n_pieces(self) -> int:
-        """Number of blocks of threads."""
+        """Return the number of blocks of threads."""
         return len(self.pieces) - 1
 
 

@@ -49,7 +49,7 @@ def load(kernel: str, dtype: str, index_dtype: str, constants: tuple[int, ...] =
 
 
 def instantiations() -> Iterator[tuple[str, str]]:
-    """Every kernel that this room may launch: file and C++ name."""
+    """Yield file and C++ name of every kernel that this room may launch."""
     for types in product(VALUE_DTYPES, ("int32", "int64")):
         wide = 16 // ITEMSIZE[types[0]]
         names: list[tuple[str, tuple[int, ...]]]

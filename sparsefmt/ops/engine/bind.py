@@ -160,7 +160,7 @@ class Arrays:
         return args
 
     def own_values(self, op: Op, A: Any, values: Any, like: Named) -> Any:
-        """Check that the matrix's own values have the dtype of ``like``, which these have not."""
+        """Raise DtypeError: the matrix's own values have another dtype than ``like``."""
         name, X = like
         mend = f"{name}.astype(A.dtype) or A.astype({name}.dtype)"
         raise DtypeError(f"A.data is {A.dtype} but {name} is {X.dtype}: cast one, {mend}.")

@@ -45,7 +45,7 @@ _first_steps = count(STEPS, STEPS)
 
 
 def instantiations() -> Iterator[tuple[str, str]]:
-    """Every kernel that this module may launch: file and C++ name."""
+    """Yield file and C++ name of every kernel that this module may launch."""
     for types in _KEYS:
         yield _FILE, jit.expression("edge_keys", types, ())
         for transposed in (0, 1):
@@ -78,7 +78,7 @@ class Findings(NamedTuple):
 class Layout:
     """Where the arrays of one CSR lie, in bytes from the beginning of their memory.
 
-    There is room for so many rows, columns and entries: fewer may lie there.
+    There is room for ``n_rows``, ``n_cols`` and ``nnz`` entries: fewer may lie there.
     """
 
     n_rows: int
@@ -115,7 +115,7 @@ class Layout:
 def layout(
     n_rows: int, n_cols: int, nnz: int, index_dtype: str, device: int, *, transposed: bool = False
 ) -> Layout:
-    """Lay out a CSR of so many rows and entries for a GPU, or that of the transpose of one."""
+    """Lay out a CSR of ``n_rows`` and ``nnz`` entries for a GPU, or the transpose of one."""
     wave, item = RESIDENT_BLOCKS * multiprocessors(device), ITEMSIZE[index_dtype]
     blocks = most_blocks(n_rows, nnz, wave)
     # A row is cut where a block ends, and only a long one.

@@ -72,10 +72,12 @@ class Prepared:
 
 
 _ON_GPU = ("csr", True)  # as every ``Structure``
+#: Cases of a row whose launches are kept; options that change at each call make one each.
+MAX_CASES = 256
 
 
 def _unshared(_: Structure) -> None:
-    """Return the sizes of a structure for launches that depend on all of them."""
+    """Return None: launches depend on all sizes, so structures share none of them."""
 
 
 class Launcher:
@@ -138,6 +140,7 @@ def launcher(**options: Any) -> Callable[[Callable[..., Any]], Launcher]:
 _SCALES = "row_scale", "col_scale", "own_scale", "el", "er", "edges", "loop_edges", "att"
 #: Names of the values of a transpose that a launch may take beside those of the structure.
 _OF_TRANSPOSE = ("t_indptr", "t_indices", "t_start", "t_slot", "t_cut", "perm")
+_NOTHING: tuple[Any, ...] = None, None, None, ()
 
 
 def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
@@ -156,9 +159,7 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
     array or tuple of arrays
         ``out`` if the kernel returns nothing.
     """
-    S: Any = None
-    prepared, T, kind = S, S, type(A)
-    of_transpose: tuple[int, ...] = ()
+    S, prepared, T, of_transpose, kind = *_NOTHING, type(A)
     if row.sizes is not None and (
         kind is Structure
         or (isinstance(A, CSR) and type(A.indices) is not np.ndarray)
@@ -166,12 +167,10 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
     ):
         inputs = args if row.structures < 2 else args[2:]  # behind the transpose and its numbers
         x = inputs[0]
-        if row.structure is not None:
+        if row.structure is not None:  # before ``structure_of``, which builds chunks
             S = row.structure(A, *args, **options)
-        elif kind is Structure:
-            S = A
         else:
-            S = rows_alone(x.shape[0]) if A is None else structure_of(A)
+            S = A if kind is Structure else rows_alone(x.shape[0]) if A is None else structure_of(A)
         m = memories.get(type(x)) or memory_of(x)
         elsewhere, case, addresses, stream = m.case((*inputs, *options.values()), options)
         if elsewhere:
@@ -204,27 +203,30 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
                 except MemoryError as error:
                     raise out_of_memory(f"{row.title} by {kernel.name}", error) from error
             prepared = _prepare(kernel.run, S, T, m, inputs, options)
-            if getattr(prepared, "lasts", True):
-                decided[case] = prepared
+            _keep(decided, case, prepared)
     if type(prepared) is not Prepared:
         return prepared(A, *args, **options)
     values, results = [*S.values, *of_transpose], []
     for shape, dtype, rows in prepared.results:
         results.append(m.empty((getattr(S, rows), *shape) if rows else shape, dtype, x))
         values.append(m.address(results[-1]))
-    before, size = prepared.workspace
-    if size:
-        workspace = m.empty((size,), "uint8", x)
-        begin = m.address(workspace)
-        values += begin, begin + before
-    values += addresses
-    if prepared.constants:
-        values += prepared.constants
-    if prepared.parts:
-        values += [values[place] + further for place, further in prepared.parts]
+    if prepared.workspace[1]:
+        workspace = m.empty(prepared.workspace[1:], "uint8", x)
+        values += (begin := m.address(workspace)), begin + prepared.workspace[0]
+    values += *addresses, *prepared.constants
+    for place, further in prepared.parts:
+        values.append(values[place] + further)
     for launch, in_order in prepared.launches:
         launch(stream, *in_order(values))
     return prepared.finish(results) if results else options.get("out")
+
+
+def _keep(decided: dict[Any, Any], case: tuple[Any, ...], prepared: Any) -> None:
+    """Keep what was prepared for a case, if later calls may launch the same."""
+    if getattr(prepared, "lasts", True):
+        if len(decided) >= MAX_CASES:
+            decided.clear()
+        decided[case] = prepared
 
 
 def _refusal(row: Any, A: Any, args: tuple[Any, ...], options: dict[str, Any]) -> UnsupportedError:

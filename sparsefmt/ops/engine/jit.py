@@ -351,7 +351,7 @@ def stream() -> int:
 
 
 def row_bytes(stride: int, dtype: str) -> int:
-    """Count the bytes from one row to the next."""
+    """Return the bytes from one row to the next; raise UnsupportedError from 2**32 on."""
     nbytes = stride * ITEMSIZE[dtype]
     if nbytes >= 2**32:
         raise UnsupportedError(

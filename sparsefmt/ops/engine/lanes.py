@@ -103,7 +103,7 @@ def load(typing: Context, run: Kind, array: Kind, at: Kind, count: Kind) -> Any:
 
 @operation
 def store(typing: Context, run: Kind, array: Kind, at: Kind, count: Kind) -> Any:
-    """Return ``array[at + k] = run[k]`` for the first ``count`` lanes."""
+    """Write the first ``count`` lanes: ``array[at + k] = run[k]``."""
     kind = Lanes(array.dtype, run.width)
 
     def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:

@@ -77,7 +77,7 @@ def first_row(indptr: Array, limit: Int) -> Any:
 
 @inlined
 def rows_of(indptr: Array, piece: Int, pieces: Int) -> Any:
-    """First and last row, exclusive, of one of so many pieces of equal work, cut at rows."""
+    """Return first and last row, exclusive, of a piece: of ``pieces`` of equal work."""
     items = np.int64(indptr[-1]) + len(indptr) - 1
     start, stop = np.int64(piece) * items // pieces, (np.int64(piece) + 1) * items // pieces
     return first_row(indptr, start), first_row(indptr, stop)

@@ -118,7 +118,7 @@ class Memory(Protocol):
 
 
 class CupyMemory:
-    """Memory of CuPy arrays."""
+    """Memory of CuPy arrays; ``Memory`` documents its methods."""
 
     address: Any = attrgetter("data.ptr")
 
@@ -130,7 +130,6 @@ class CupyMemory:
     def case(
         self, args: Sequence[Any], names: Iterable[str] = ()
     ) -> tuple[bool, tuple[Any, ...], list[int], int]:
-        """List what the launches of a call depend on."""
         device = args[0].data.device_id
         facts: list[Any] = [device, *names]
         addresses: list[int] = []
@@ -156,37 +155,30 @@ class CupyMemory:
         return elsewhere, tuple(facts), addresses, self._current_stream().ptr
 
     def pointer(self, a: Array) -> int:
-        """Return the address of the first value; 0 for None."""
         return 0 if a is None else a.data.ptr
 
     def pointers(self, *arrays: Any) -> list[int]:
-        """Return the addresses of several arrays; 0 for None."""
         return [0 if a is None else a.data.ptr for a in arrays]
 
     def dtype(self, a: Array) -> str:
-        """Return the name of the dtype."""
         return _NAMES.get(a.dtype) or a.dtype.name
 
     def row_stride(self, a: Array) -> int:
-        """Count the values from one row to the next."""
         return a.strides[0] // a.itemsize if a.shape[0] > 1 else prod(a.shape[1:])
 
     def contiguous(self, a: Array) -> Any:
-        """Return ``a`` itself if it is C-contiguous, else a copy; None for None."""
         if a is None or is_contiguous(a):
             return a
         with self.on_device(a), allocating(f"a contiguous copy of {a.nbytes} bytes"):
             return self._cupy.ascontiguousarray(a)
 
     def rows_in_place(self, a: Array) -> Any:
-        """Return ``a`` if its rows are contiguous and do not overlap, else a copy."""
         if rows_apart(a):
             return a
         with self.on_device(a), allocating(f"a contiguous copy of {a.nbytes} bytes"):
             return a.copy()
 
     def factors(self, a: Array) -> Any:
-        """Convert scales for kernels: contiguous, float32 beside 2-byte features."""
         if a is None:
             return None
         if a.itemsize > 2:
@@ -195,7 +187,6 @@ class CupyMemory:
             return a.astype(np.float32, order="C")  # by default it keeps strides
 
     def empty(self, shape: Sequence[int], dtype: str, like: Array) -> Any:
-        """Return uninitialised memory on the device of ``like``."""
         try:  # a context that tells what was allocated would write its text each time
             if like.data.device_id == self._current_device():
                 return self._cupy.empty(shape, dtype)
@@ -205,42 +196,33 @@ class CupyMemory:
             raise out_of_memory(f"a result of shape {shape}", error) from error
 
     def zeros(self, shape: Sequence[int], dtype: str, like: Array) -> Any:
-        """Return zeroed memory on the device of ``like``."""
         with self.on_device(like), allocating(f"a result of shape {shape}"):
             return self._cupy.zeros(shape, dtype)
 
     def take(self, a: Array, places: Array) -> Any:
-        """Gather the values at those places."""
         with self.on_device(a), allocating(f"{len(places)} values"):
             return a[places]
 
     def zero_where(self, a: Array, mask: Array) -> Any:
-        """Copy ``a`` with 0 where the mask is set."""
         with self.on_device(a), allocating(f"{len(a)} values"):
             return self._cupy.where(mask, a.dtype.type(0), a)
 
     def capturing(self) -> bool:
-        """Return True if the current stream is captured for a CUDA graph."""
         return bool(self._current_stream().is_capturing())
 
     def finish(self, a: Array) -> None:
-        """Wait for the current stream, so that any stream may read ``a``."""
         finish(a)  # synchronize!
 
     def expand(self, indptr: Array, nnz: int) -> Any:
-        """Return the row of each of the ``nnz`` entries."""
         return expand(indptr, nnz)
 
     def stream(self, a: Array) -> int:
-        """Return the address of CuPy's current stream."""
         return int(self._current_stream().ptr)
 
     def device(self, a: Array) -> int:
-        """Return the number of the GPU that holds ``a``."""
         return int(a.data.device_id)
 
     def on_device(self, a: Array) -> AbstractContextManager[object]:
-        """Return a context in which launches go to the device of ``a``."""
         return HERE if a.data.device_id == self._current_device() else a.device
 
     def deterministic(self) -> bool:

@@ -26,7 +26,7 @@ _ones: dict[Any, Array] = store({})
 
 
 def reasons_against(work: int, most: int | None = None) -> list[str]:
-    """List the reasons against a loop that takes so many multiply-adds at most, or ``MOST``."""
+    """List the reason against a small loop of ``work`` multiply-adds: more than ``most``."""
     most = MOST if most is None else most
     if work <= most:
         return []
@@ -44,7 +44,7 @@ def heads_of(scores: Array | None) -> int:
 
 
 def ones(count: int, dtype: DType) -> Array:
-    """Return so many ones, which nobody may write to."""
+    """Return ``count`` ones of memory that calls share: nobody may write to them."""
     found = _ones.get(dtype)
     if found is None or len(found) < count:
         found = np.ones(max(count, 1024), dtype)
@@ -79,7 +79,7 @@ def reduce_rows(reduce: np.ufunc, A: CSR, values: Array, empty: float) -> Array:
 
 
 def parts(count: int, width: int, most: int) -> Iterator[slice]:
-    """Slice so many items of that width, at most ``most`` values at a time."""
+    """Yield slices of ``count`` items, of ``width`` values each: ``most`` values, or one item."""
     return primitives.parts(slice(0, count), max(most // max(width, 1), 1))
 
 

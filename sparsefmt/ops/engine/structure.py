@@ -20,6 +20,9 @@ Decided = TypeVar("Decided")
 
 #: Names of the values of a structure that a launch may take; ``""`` is a null pointer.
 VALUES = "", "indptr", "indices", "start", "slot", "cut", "long", "nnz"
+#: Operations and sizes of which structures alike share what was prepared: graphs of many sizes
+#: pass by.
+MAX_SHARED = 1024
 _lock = Lock()
 
 
@@ -99,6 +102,8 @@ class Structure(Deciding):
         """
         key = sizes(self)
         shared = self._decided if key is None or self.alike is None else self.alike
+        if len(shared) >= MAX_SHARED:
+            shared.clear()
         decided: dict[Hashable, Any] = shared.setdefault((name, key), {})
         self.decided[name] = decided
         arrays = self.indptr, self.indices, self.start, self.slot, self.cut, self.long
@@ -131,7 +136,7 @@ structure_at = lru_cache(maxsize=256)(Structure)
 
 @lru_cache(maxsize=256)
 def rows_alone(n_rows: int) -> Structure:
-    """Return so many rows without columns, for operations on features alone."""
+    """Return a structure of ``n_rows`` rows without entries, for operations on features alone."""
     return Structure(n_rows, 0, 0, "", *[0] * 9)
 
 

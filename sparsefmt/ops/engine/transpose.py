@@ -82,7 +82,7 @@ def transpose(A: Format) -> Transpose:
 
 
 def transpose_of(A: Format, csr: CSR, given: object) -> tuple[CSR, Array, Array | None]:
-    """Return the transpose of ``csr``, perm and, of one that is ``given``, perm's inverse."""
+    """Return transpose, perm and None, or those ``given`` with perm's inverse, checked by ``A``."""
     if given is None:
         return *transposed(csr), None
     if not isinstance(given, Transpose):

@@ -250,7 +250,7 @@ def _places(A: Any) -> tuple[Any, Any]:
 
 
 def _price_of_both(S: Sizes, x: Array, grad: Array, *others: Any) -> Price:
-    """Compute the price of one product, which serves both: rows of X are read, values written."""
+    """Price both gradients: a product, and the rows of X read and gradients of values written."""
     product = price_of_rows(S, x, *others)
     size = product.bytes + (S.n_rows * x.shape[1] + S.nnz) * x.itemsize
     return Price(size, 2 * product.flops)

@@ -93,7 +93,7 @@ def spmm_heads(
     indptr: Array, A: Array, X: Array, scales: Array, Y: Array, mean: bool, heads: int, apart: int,
     pieces: int,
 ) -> None:  # fmt: skip
-    """Reduce as ``spmm_sum``, with values of each head; it has features ``apart`` from others.
+    """Reduce as ``spmm_sum``, with values of each head; heads begin ``apart`` values apart in X.
 
     ``A`` is (indices, flat values, heads side by side).
     """
@@ -175,7 +175,7 @@ def spmm_best(
 def spmm_scatter(
     row: Array, col: Array, data: Array, X: Array, scales: Array, Y: Array, pieces: int
 ) -> None:
-    """Add ``r a[e] c X[col[e]]`` to ``Y[row[e]]``, entry by entry; a piece has its own features."""
+    """Set ``Y[row[e]]`` to sums of ``r a[e] c X[col[e]]``; a piece has its own features."""
     X, stride = X
     Y, feat = Y
     row_scale, col_scale = scales

@@ -157,7 +157,7 @@ def _prepare(
 
     To a row of a sum or mean its last pass adds ``own_scale[i] * own[i] + bias``, without scale
     ``own[i] + bias``, and with ``one_more``, of one factor, ``(1 + own_scale[0]) * own[i] + bias``.
-    Rows whose factor is 0 are not read.
+    Rows whose ``own_scale`` is 0 are not read, without ``one_more``.
     """
     dtype, narrow = m.dtype(x), m.dtype(x) == "uint16"
     dtype = "float32" if narrow else dtype

@@ -52,7 +52,7 @@ template <typename Sum, typename Index, int VEC, int REDUCE> struct Reduced {
 };
 
 // What a row of the result has of its own: factors[i] * rows[i, :] + bias, without factors rows[i, :], and with ONE_MORE
-// (1 + factors[0]) * rows[i, :]. A row whose own factor is 0 is not read. `stride` is in bytes.
+// (1 + factors[0]) * rows[i, :]. Without ONE_MORE a row whose factor is 0 is not read. `stride` is in bytes.
 template <typename T> struct Own {
     using Sum = accumulator<T>;
     const T* rows;

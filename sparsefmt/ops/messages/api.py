@@ -213,7 +213,7 @@ def _checked_combination(name: str, op: object) -> str:
 
 
 def _inverse_degree(A: CSR, like: Array) -> Array:
-    """Return 1 over the entries of each row, in the dtype that sums run in."""
+    """Return 1 over the number of entries of each row, 1 for an empty one, in the dtype of sums."""
     dtype = np.float64 if like.dtype == np.float64 else np.float32
     with on_device_of(A.indptr), allocating(f"factors of {A.n_rows} rows"):
         xp = namespace(A.indptr)

@@ -65,7 +65,7 @@ def spmm_sampled_oracle(A: CSR, X: Array, width: int, **options: Any) -> Array:
 
 
 def spmm_sampled_bound(A: CSR, X: Array, width: int, **options: Any) -> Array:
-    """Bound how far it may lie from the oracle: the bound of ``spmm`` for the sample.
+    """Bound how far ``spmm_sampled`` may lie from the oracle: the bound of ``spmm`` for the sample.
 
     A factor of 3 covers the rounding of what a row is multiplied with besides.
     """

@@ -59,7 +59,7 @@ class Costs:
     part: int = 8
 
     def longest_part(self, n_slabs: float) -> int:
-        """Return the most slabs that a block takes of a matrix with so many."""
+        """Return the most slabs that a block takes of a matrix with ``n_slabs``."""
         return max(self.part, -(-int(n_slabs) // BUSY))
 
     def __post_init__(self) -> None:

@@ -142,7 +142,7 @@ def _dots(
     count: Any, rows: Array, cols: Array, first: int, order: Array, X: Array, Y: Array, shape: Any,
     out: Array,
 ) -> None:  # fmt: skip
-    """Compute the products of so many entries; ``shape`` is (heads, feat)."""
+    """Write the dot products of ``count`` entries; ``shape`` is (heads, feat)."""
     X, ldx = X
     Y, ldy = Y
     heads, feat = shape

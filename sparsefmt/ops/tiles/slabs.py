@@ -60,7 +60,7 @@ class Slabs:
 
 
 def figures(A: "SGT", step: int) -> Array:
-    """Count for ``ColumnCounts.figures`` in every ``step``-th window."""
+    """Compute ``ColumnCounts.figures`` of every ``step``-th window."""
     if not is_cupy(A.order):
         return count_columns(A).figures[::step]
     return _count(A, step, places=False).figures

@@ -110,7 +110,7 @@ class Case(NamedTuple):
 def _case_of(
     m: Memory, args: GatArguments | VectorArguments, shape: tuple[int, int], narrow: Any = False
 ) -> Case:
-    """Read the arguments of a call of so many heads and features."""
+    """Read the case of a call from its arguments; ``shape`` are heads and features."""
     bias = getattr(args, "bias", None) if shape[1] else None
     arrays = {"bias": bias, "edges": args.edges, "loop_edges": args.loop_edges}
     names = ("" if array is None else name for name, array in arrays.items())

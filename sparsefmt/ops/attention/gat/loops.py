@@ -1,4 +1,4 @@
-"""Compiled loops of graph attention over flat arrays, which hold the weights of one row at a time.
+"""Loops of graph attention that numba compiles, over flat arrays; weights are of a row at a time.
 
 Sums are split by the sign of the score, as in ``gat.cu``: gradients of scores are linear in both.
 """
@@ -213,7 +213,7 @@ def _source_scores(
     row: Array, perm: Array, start: Index, j: Index, h: int, scores: Scores, heads: int,
     slope: float, loops: bool, stats: Array, work: tuple[Array, Array, Array],
 ) -> Any:  # fmt: skip
-    """Write each score of a source's entries less the largest of the target's, into ``work``.
+    """Write a source's scores, less the targets' largest, into ``work``; return their number.
 
     Beside it two factors of its power: what makes P of it, with the score's sign, and
     ``leaky'(z) D`` times that.
@@ -265,7 +265,7 @@ def backward(
 ) -> None:  # fmt: skip
     """Compute ``dH[j, h] = sum of M P[e, h] dO[i, h]`` of the transpose, and the gradient of el.
 
-    ``stats`` has of each target and head the largest score, 1 by the sum of exponentials, and
+    ``stats`` has of each target and head the largest score, 1 over the sum of exponentials, and
     <dO, O>.
     """
     heads, feat, longest, slope, loops = sizes
@@ -302,7 +302,7 @@ def statistics(
     out: Array, plus: Array, grad: Array, forward: Array, slope: float, feat: int, stats: Array,
     d_er: Array, pieces: int,
 ) -> None:  # fmt: skip
-    """Write the largest score, 1 by the sum and <dO, out> of each row and head, and ``d_er``."""
+    """Write ``stats`` of each row and head, which ``backward`` reads, and the gradient ``d_er``."""
     for piece in numba.prange(pieces):
         for item in range(piece * len(d_er) // pieces, (piece + 1) * len(d_er) // pieces):
             D = dot(grad, item * feat, out, item * feat, feat)
@@ -373,9 +373,9 @@ def through_scores(
     H: Array, scores: tuple[Array, Array], vectors: tuple[Array, Array], heads: int, feat: int,
     dH: Array, sums: Array, pieces: int
 ) -> None:  # fmt: skip
-    """Add to ``dH`` what both ``scores``, of which these are gradients, add to it.
+    """Add to ``dH`` and ``sums`` what the gradients ``scores`` add through both vectors.
 
-    ``sums`` are those of the gradients of both vectors over the rows of each piece, 0 before.
+    ``sums`` are the gradients of both vectors over the rows of each piece, 0 before.
     """
     d_el, d_er = scores
     source, target = vectors
@@ -405,7 +405,7 @@ def through_scores(
 def _forward(
     A: CSR, bias: Array | None, args: GatArguments, *, out: Array | None = None, train: bool = True
 ) -> Forward:
-    """Compute the product in ``out``, or as sums run; with ``train`` what backward needs too."""
+    """Compute the product in ``out``, or in the dtype of sums; with ``train`` also statistics."""
     h, kind = args.h, type_of_sums(args.h)
     if out is None:
         out = np.empty((A.n_rows, *h.shape[1:]), kind)

@@ -24,7 +24,7 @@ _PART = 1 << 19
 
 
 def reasons_against(A: CSR, heads: int, feat: int) -> list[str]:
-    """List the reasons against small attention of so many heads and features of each."""
+    """List the reasons against small attention of ``heads`` heads with ``feat`` features."""
     work = (A.nnz + A.n_rows) * heads * (feat + _SCORE)
     return small.reasons_against(work, small.MOST_OF_ATTENTION)
 
@@ -410,7 +410,7 @@ def _through_scores(
 
 
 def _vectors(h: Array, source: Array, target: Array) -> Array:
-    """Stack both vectors as (heads, 2, feat), as sums run."""
+    """Stack both vectors as (heads, 2, feat), 2-byte floats as float32."""
     return np.stack([wide(v).reshape(heads_and_feat(h)) for v in (source, target)], axis=1)
 
 

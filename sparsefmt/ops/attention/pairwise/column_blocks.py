@@ -56,7 +56,7 @@ def structure_with_columns(A: Any, *_: Any, **__: Any) -> Structure:
 
 
 def blocks_of(A: CSR | Structure, blocks: int, stream: int) -> tuple[ColumnBlock, ...]:
-    """Return the columns of ``A`` in so many blocks, built once of its CSR.
+    """Return the columns of ``A`` in ``blocks`` blocks, built once of its CSR.
 
     Empty where the CSR is unknown, columns do not ascend in every row, or a capture of that stream
     cannot look.

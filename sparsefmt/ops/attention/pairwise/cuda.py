@@ -286,7 +286,7 @@ def _count_blocks(S: Structure, dtype: str, heads: int, feat: int, variant: Vari
 
 
 def _between(S: Structure, case: Case, arrays: int) -> tuple[int, int, int, int]:
-    """Count the bytes that a block of columns leaves: statistics twice, and sums of 2 bytes."""
+    """Count the bytes that a block of columns leaves: statistics twice, sums of 2-byte features."""
     size, narrow = ITEMSIZE[case.sums], ITEMSIZE[case.dtype] == 2
     scores, sums = (padded(S.n_rows * case.heads * n * size) for n in (2, case.feat))
     return scores, scores, sums * narrow, sums * (narrow and arrays == 2)
@@ -366,7 +366,7 @@ def instantiation(
 
 
 def instantiations() -> Iterator[tuple[str, str]]:
-    """List every kernel of attention between rows that may be launched: file and C++ name."""
+    """Yield file and C++ name of every kernel of attention between rows that may be launched."""
     for types in product(VALUE_DTYPES, ("int32", "int64")):
         for kernel, constants in _instantiations(types):
             yield FILES[kernel], jit.expression(f"{kernel}_rows", types, constants)
