@@ -156,6 +156,8 @@ SCORES: dict[str, Callable[[Inputs, Tensor, Tensor], Tensor]] = {
     "gatv2": lambda x, r, c: (leaky_relu(x["left"][c] + x["right"][r], SLOPE) * x["att"]).sum(-1),
     "dot": lambda x, r, c: (x["queries"][r] * x["keys"][c]).sum(-1) * x["keys"].shape[-1] ** -0.5,
 }
+#: Gradients read the result as it was rounded, and their terms cancel: times the error of a product.
+CANCELS = 4.0
 #: Largest error of the gradient of ``att``, to which all entries add.
 ATT_LIMIT = 1e-3
 
@@ -217,9 +219,9 @@ class Attention:
         return sums, shares, out
 
     def complaint(self, results: Inputs) -> tuple[float, str | None]:
-        """Return the largest error, and why results are refused: gradients read rounded ones."""
+        """Return the largest error, and why results are refused."""
         name = str(self.grad.dtype).removeprefix("torch.")
         errors, most = self.errors(results), LIMITS[name] + ROUNDING[name]
-        of_att = errors.pop("att", 0.0)
-        reason = over(max(errors.values()), most) or over(of_att, max(most, ATT_LIMIT))
-        return max(*errors.values(), of_att), reason and f"{reason}: {errors}"
+        limits = {"out": most, "att": max(CANCELS * most, ATT_LIMIT)}
+        reasons = [over(error, limits.get(one, CANCELS * most)) for one, error in errors.items()]
+        return max(errors.values()), next((f"{one}: {errors}" for one in reasons if one), None)
