@@ -10,9 +10,10 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from sparsefmt.formats.arrays import parse_device
@@ -58,7 +59,7 @@ class Limit:
     """What a column of a section is to reach, by default on a GPU alone.
 
     ``of`` is the ``worst`` row (the largest, where ``most`` or ``high`` is given), their ``mean``
-    (geometric), their ``median``, or ``each``.  ``by`` names columns that tell groups of rows
+    (geometric), their ``median`` or ``share``, or ``each``.  ``by`` names columns that tell groups of rows
     apart, and ``where`` the rows that count.  ``least`` and ``most`` may depend on a row.
     """
 
@@ -100,7 +101,8 @@ class Limit:
             mean = geomean(row[column] for row in rows)
             yield f"{name}, geomean of {len(rows)}", rows[0], mean
         else:
-            yield f"{name}, median", rows[0], statistics.median(row[column] for row in rows)
+            average = statistics.median if self.of == "median" else statistics.fmean
+            yield f"{name}, {self.of}", rows[0], average([row[column] for row in rows])
 
 
 def both(column: str, mean: float | None = None, worst: float | None = None, **more: Any) -> Any:
@@ -148,10 +150,8 @@ class Benchmark:
             description=self.doc,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        add_options(parser)
+        add_options(parser, {"widths": numbers, **self.extra})
         parser.add_argument("--sections", type=some_of(self.sections), help=",".join(self.sections))
-        for name, kind in self.extra.items():
-            parser.add_argument(f"--{name}", type=kind)
         options = parser.parse_args(argv)
         other = {"cpu": "cuda", "cuda": "cpu"}[options.device]
         chosen = options.sections or [n for n, one in self.sections.items() if one.default]
@@ -185,11 +185,14 @@ class Benchmark:
 # Options
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what every benchmark takes."""
+def add_options(
+    parser: argparse.ArgumentParser, more: Mapping[str, Callable[[str], Any]] = MappingProxyType({})
+) -> None:
+    """Add what every benchmark takes, and ``more``."""
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     parser.add_argument("--graphs", type=names, help="of benchmarks/_graphs.py, or paths")
-    parser.add_argument("--widths", type=numbers, help="of features, such as 64,128")
+    for name, kind in more.items():
+        parser.add_argument(f"--{name}", type=kind)
     quick = "few runs of the smallest cases, kept apart from the results"
     parser.add_argument("--quick", action=_Quick, nargs=0, default=False, help=quick)
     parser.add_argument("--out", type=Path, help="folder of the JSON, by default results/")
