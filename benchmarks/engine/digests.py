@@ -26,7 +26,7 @@ import numpy as np
 
 import sparsefmt
 
-from .. import _options
+from .._table import some_of
 from .digest_cases import TABLES, calls
 from .digest_inputs import GRAPHS, PLAIN, RICH, Leaves, Setting, matrix
 
@@ -225,7 +225,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--twice", action="store_true", help="leave out what does not repeat")
     parser.add_argument("--only", action="append", default=[], help="prefix of keys: ops/spmm")
     some = ",".join(GRAPHS)
-    parser.add_argument("--graphs", type=_options.some_of(GRAPHS), help=f"some of {some}")
+    parser.add_argument("--graphs", type=some_of(GRAPHS), help=f"some of {some}")
     parser.add_argument("--jobs", type=int, default=1, help="processes to share the work")
     return parser.parse_args(argv)
 
@@ -251,6 +251,8 @@ def main(argv: list[str]) -> int:
         options.out.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n")
     return compare(made, json.loads(options.compare.read_text())) if options.compare else 0
 
+
+BENCHMARKS = {"digests": main}
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
