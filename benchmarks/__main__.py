@@ -18,7 +18,7 @@ ROOMS = {
     "maxk": ("cbsr", "MaxK, SpGEMM and SSpMM against torch.topk and SpMM"),
     "fuse": ("attention", "attention and aggregation with gradients against PyG and cuSPARSE"),
     "tcgnn": ("tiles", "products by tiles on tensor cores against cuSPARSE"),
-    "sampled": ("sampling", "products over samples of rows, and the accuracy of models"),
+    "sampled": ("sampling", "products over samples of rows against cuSPARSE"),
     "messages": ("messages", "messages with features of edges against PyG"),
     "rgcn": ("relations", "RGCNConv against PyG"),
     "training": ("training", "an epoch of each paper's models against its peer"),

@@ -8,8 +8,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from sparsefmt import CSR
 from sparsefmt.formats.arrays import Array, is_cupy
 from sparsefmt.interop.torch import to_tensor

@@ -82,7 +82,7 @@ def chosen(
         path = options.data / f"{name}.npz"
         if name in real and not path.exists():
             print(f"  {name} skipped: there is no {path}", flush=True)
-        elif name in real or not known(name) and not Path(name).exists() and path.exists():
+        elif name in real or (not known(name) and not Path(name).exists() and path.exists()):
             yield name, str(path)
         else:
             yield Path(name).stem, name
@@ -163,17 +163,6 @@ def mycielskian(k: int) -> COO:
 def _both_ways(edges: np.ndarray, n: int) -> COO:
     row, col = np.concatenate([edges, edges[::-1]], axis=1)
     return COO(np.ascontiguousarray(row), np.ascontiguousarray(col), shape=(n, n))
-
-
-def communities(name: str, *, device: str = "cuda") -> Array:
-    """Return (n,) the planted community of each vertex of ``load(name)``, one of ``RECIPES``.
-
-    They depend on the vertices alone: a graph of the same seed without entries has the same.
-    """
-    recipe = RECIPES[name]
-    return generate.power_law_with_labels(
-        recipe.nodes, 0, community=recipe.community, seed=0, device=device
-    )[1]
 
 
 def dtype(name: str) -> np.dtype[Any]:

@@ -60,7 +60,9 @@ def worst(result: Tensor, exact: Tensor) -> float:
 
 def norm_error(results: Any, exact: Any) -> float:
     """Return the largest norm of a tensor's errors, relative to that of the exact one."""
-    pairs = [(a.detach().double(), b.detach().double()) for a, b in zip(results, exact, strict=True)]
+    pairs = [
+        (a.detach().double(), b.detach().double()) for a, b in zip(results, exact, strict=True)
+    ]
     errors = [(a - b).norm() / b.norm().clamp(min=1e-300) for a, b in pairs]
     return float(torch.stack(errors).max())  # NaN if any is
 
@@ -168,7 +170,9 @@ class Attention:
     Scores are small here: no maximum is subtracted.
     """
 
-    def __init__(self, kind: str, ends: tuple[Tensor, Tensor], inputs: Inputs, grad: Tensor) -> None:
+    def __init__(
+        self, kind: str, ends: tuple[Tensor, Tensor], inputs: Inputs, grad: Tensor
+    ) -> None:
         self.kind, self.ends, self.grad = kind, ends, grad
         self.inputs = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
         self.values = self.inputs[SIDES[kind][1][-1]]

@@ -14,44 +14,45 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import _harness, _options
+from sparsefmt.formats.arrays import parse_device
+
+from . import _harness
+from ._table import MACHINE, RESULTS, ROOT, add_options
 
 #: Commits after which a figure is marked as old.
 OLD = 100
 #: Least change of a median that counts, for results without spreads.
 NOISE = 0.05
-#: What ``all`` runs, and what of it needs a GPU.
-NAMES = [
-    "convert",
-    "overhead",
-    "messages",
-    "rgcn",
-    "softmax",
-    "sddmm",
-    "spmm",
-    "maxk",
-    "fuse",
-    "tcgnn",
-    "sampled",
-    "plan",
-    "wallclock",
-]
-ON_GPU = ("tcgnn",)
-#: Benchmarks without an option ``--quick``.
-NO_QUICK = ("convert", "overhead")
-MACHINE = ("commit", "device", "cpu")
+#: What ``all`` runs, with its options: all that one device can.
+COMMANDS = {
+    "convert": (),
+    "overhead": (),
+    "messages": (),
+    "rgcn": (),
+    "softmax": (),
+    "sddmm": (),
+    "spmm": (),
+    "maxk": (),
+    "fuse": (),
+    "tcgnn": (),
+    "sampled": (),
+    "training": (),
+    "plan": ("--sections", "grid,epochs"),
+    "wallclock": (),
+}
 
 
 def run_all(argv: list[str]) -> int:
     """Run every benchmark in a process of its own; 1 if a result was wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks all")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
-    _options.add_results_options(parser, "5 runs of each")
-    options = _options.parse(parser, argv)
+    add_options(parser)
+    options = parser.parse_args(argv)
+    parse_device(options.device)
     cuda = options.device == "cuda"
-    folder = options.out or _harness.RESULTS
+    folder = options.out or RESULTS
     failed = []
-    for name in _progress([name for name in NAMES if cuda or name not in ON_GPU]):
+    for name in _progress([*COMMANDS]):
         path = folder / f"{name}-{'gpu' if cuda else 'cpu'}.json"
         stamp = folder / f".{path.stem}.done"
         here = {key: _harness.machine(cuda=cuda).get(key) for key in MACHINE}
@@ -59,7 +60,7 @@ def run_all(argv: list[str]) -> int:
             print(f"{name}: skipped, {path} has this commit and machine")
             continue
         command = [sys.executable, "-m", "benchmarks", name, "--device", options.device]
-        command += ["--quick"] * (options.quick and name not in NO_QUICK)
+        command += [*COMMANDS[name], *["--quick"] * options.quick]
         start = time.perf_counter()
         status = subprocess.run([*command, "--out", str(folder)], check=False).returncode
         print(f"{name}: {time.perf_counter() - start:.0f} s, status {status}", flush=True)
@@ -82,10 +83,9 @@ def _progress(names: list[str]) -> Iterator[str]:
 
 def report(argv: list[str]) -> int:
     """Write docs/results.md from the JSON of a folder."""
-    root = Path(__file__).parent.parent
     parser = argparse.ArgumentParser(prog="python -m benchmarks report")
-    parser.add_argument("--out", type=Path, default=_harness.RESULTS, help="folder of the JSON")
-    parser.add_argument("-o", "--page", type=Path, default=root / "docs" / "results.md")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON")
+    parser.add_argument("-o", "--page", type=Path, default=ROOT / "docs" / "results.md")
     options = parser.parse_args(argv)
     lines = [
         "# Results of benchmarks",
@@ -97,21 +97,22 @@ def report(argv: list[str]) -> int:
     ]
     for path in sorted(options.out.glob("*.json")):
         for section, kept in sections(json.loads(path.read_text())).items():
-            lines += _figures(f"{path.stem} {section}".strip(), kept, root)
+            lines += _figures(f"{path.stem} {section}".strip(), kept)
     options.page.write_text("\n".join(lines) + "\n")
     print(f"wrote {options.page}")
     return 0
 
 
 def sections(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the sections of a result by name; of one without sections its rows, under ``""``."""
-    return result.get("sections") or ({"": result} if "rows" in result else {})
+    """Return the sections of a result by name; none of what is no table, as digests."""
+    sections: dict[str, dict[str, Any]] = result.get("sections", {})
+    return sections
 
 
-def _figures(title: str, kept: dict[str, Any], root: Path) -> list[str]:
+def _figures(title: str, kept: dict[str, Any]) -> list[str]:
     machine = kept["machine"]
     commit = machine["commit"].removesuffix("-dirty")
-    count = age(commit, root)
+    count = age(commit)
     text = "unknown" if count is None else f"{count}, **old**" if count > OLD else str(count)
     if machine["commit"].endswith("-dirty"):
         text += ", dirty"
@@ -124,19 +125,12 @@ def _figures(title: str, kept: dict[str, Any], root: Path) -> list[str]:
             limit = f"{sign} {target['limit']:g}{'' if target['ok'] else ', missed'}"
         name = target["name"].replace("|", "/")
         figures.append(f"| {title} | {name} | {target['value']:.3g} | {limit} | {where}")
-    if "targets" not in kept:
-        for row in kept["rows"]:
-            ratio = "" if row.get("ratio") is None else f", {row['ratio']:.2f}x {row['baseline']}"
-            limit = row.get("limit", "")
-            figures.append(
-                f"| {title} | {row['case']} | {row['ms']:.3g} ms{ratio} | {limit} | {where}"
-            )
     return figures
 
 
-def age(commit: str, root: Path) -> int | None:
+def age(commit: str) -> int | None:
     """Return the number of commits since ``commit``; None if git does not know it."""
-    command = ["git", "-C", str(root), "rev-list", "--count", f"{commit}..HEAD"]
+    command = ["git", "-C", str(ROOT), "rev-list", "--count", f"{commit}..HEAD"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     return int(result.stdout) if result.returncode == 0 else None
 
@@ -173,3 +167,6 @@ def slower(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
                 if ms - was > max(spread, NOISE * was):
                     text = f"{section} {row['case']} {name}".strip()
                     yield f"{text}: {was:.4g} -> {ms:.4g} ({ms / was:.2f}x, noise {spread:.2g})"
+
+
+BENCHMARKS = {"all": run_all, "report": report, "compare": compare}

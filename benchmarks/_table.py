@@ -156,7 +156,7 @@ class Benchmark:
         other = {"cpu": "cuda", "cuda": "cpu"}[options.device]
         chosen = options.sections or [n for n, one in self.sections.items() if one.default]
         here = [name for name in chosen if self.sections[name].only != other]
-        if len(here) < len(chosen) and options.sections or not here:
+        if (len(here) < len(chosen) and options.sections) or not here:
             name = next(name for name in chosen if name not in here)
             parser.error(f"section {name} needs --device {other}")
         options.sections = here

@@ -187,7 +187,11 @@ def _beside(calls: dict[str, Call], theirs: Call, dense: Call, options: argparse
     (*ours, dense_ms, their_ms), runs = _harness.paced(functions, cuda=cuda, quick=quick)
     row: Row = {"their_ms": their_ms, "spmm_ms": dense_ms, "runs": runs}
     for name, ms in zip(calls, ours, strict=True):
-        row |= {f"{name}_ms": ms, f"{name}_ratio": their_ms / ms, f"{name}_over_spmm": dense_ms / ms}
+        row |= {
+            f"{name}_ms": ms,
+            f"{name}_ratio": their_ms / ms,
+            f"{name}_over_spmm": dense_ms / ms,
+        }
     if cuda and not quick:
         *ours, _, their_ms = _harness.medians(functions, cuda=True, runs=5, warmups=1, flush=True)
         row |= {f"{name}_cold": their_ms / ms for name, ms in zip(calls, ours, strict=True)}

@@ -225,7 +225,9 @@ TABLE = (
     *both("over_cusparse", 1.4, **_of("float32", (16, 32))),
     *(one for dtype in DTYPES[1:] for one in both("over_cusparse", 2.0, **_of(dtype, WIDE))),
     *(one for dtype in DTYPES[1:] for one in both("over_float32", 2.2, **_of(dtype, WIDE))),
-    Limit("error", most=lambda row: _oracle.LIMITS[row["dtype"]], by=("dtype",), on=("cuda", "cpu")),
+    Limit(
+        "error", most=lambda row: _oracle.LIMITS[row["dtype"]], by=("dtype",), on=("cuda", "cpu")
+    ),
     *both("over_torch", None, 1.0, on=("cpu",)),
     *both("over_scipy", None, 1.5, on=("cpu",)),
 )

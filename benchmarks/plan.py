@@ -54,7 +54,7 @@ CPU_GRAPHS = ("com-amazon", "mycielskian13", "belgium", "coauthors", "arxiv")
 CPU_WIDTHS = ((32, 32), (32, 256), (256, 32), (256, 256), (1024, 32))
 WIDTHS = (*CPU_WIDTHS, (32, 1024), (2048, 256))
 #: Graphs whose rows are sampled, and their most entries.
-SAMPLED, CPU_SAMPLED, MOST = ("reddit", "mycielskian17", "products"), CPU_GRAPHS[1:2], (10, 100, 1000)
+SAMPLED, MOST = ("reddit", "mycielskian17", "products"), (10, 100, 1000)
 #: What DGL runs: where a layer widens rows, and where it narrows them.
 DEFAULT = {
     "gcn": ("D·(A·(D·(H·W)))", "(D·(A·(D·H)))·W"),
@@ -80,7 +80,7 @@ def grid(models: tuple[str, ...], options: argparse.Namespace) -> Iterator[Row]:
 def samples(options: argparse.Namespace) -> Iterator[Row]:
     """Yield every cell of graphs of at most so many entries a row, planned for another sample."""
     warm_up(options.models or GRID, options.device)
-    for name, source in _graphs.chosen(options, SAMPLED, cpu=CPU_SAMPLED):
+    for name, source in _graphs.chosen(options, SAMPLED, cpu=CPU_GRAPHS[1:2]):
         A = _graphs.load(source, device=options.device)
         for most in MOST[:1] if options.quick else MOST:
             first, second = (ops.sample(A, most, seed=seed) for seed in (0, 1))
@@ -151,7 +151,8 @@ class Cell:
         row |= {"over_own": times[0] / ms, "of_oracle": min(times) / ms, "overhead": overhead}
         row["over_once"] = by_tree[min(firsts, key=lambda name: firsts[name])] / ms
         if self.model in DEFAULT:
-            row["over_default"] = by_tree[DEFAULT[self.model][self.widths[0] <= self.widths[1]]] / ms
+            default = DEFAULT[self.model][self.widths[0] <= self.widths[1]]
+            row["over_default"] = by_tree[default] / ms
         trees = [c.tree for c in plan.promoted if _is_of_paper(c.tree)]
         row["beyond"] = min(by_tree[text_of(tree)] for tree in trees) / ms
         predicted = {text_of(c.tree): c.predicted * 1e3 for c in plan.promoted}

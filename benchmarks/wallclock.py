@@ -18,6 +18,7 @@ import time
 import timeit
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from functools import partial
 from itertools import count, pairwise
 from typing import Any
 
@@ -75,9 +76,8 @@ def changing(options: argparse.Namespace) -> Iterator[Row]:
     """Yield every layer at every size."""
     for n, edges in SIZES[:1] if options.quick else SIZES:
         for name in CHANGING:
-            yield {"case": f"{name} {n}/{edges}", "edges": edges} | _changing(
-                name, n, edges, options
-            )
+            row: Row = {"case": f"{name} {n}/{edges}", "edges": edges}
+            yield row | _changing(name, n, edges, options)
 
 
 def _changing(name: str, n: int, edges: int, options: argparse.Namespace) -> Row:
@@ -215,11 +215,12 @@ def eager(options: argparse.Namespace) -> Iterator[Row]:
         theirs = ways["pyg"]
         exact = theirs.gradients(wide=True)
         row = {"case": name} | error_row(ways["ours"].gradients(), theirs.gradients(), exact)
-        makers = {
-            f"{way}_{part}_ms": lambda f=getattr(steps, method): lambda: f(*data)  # noqa: B023
+        calls = {
+            f"{way}_{part}_ms": partial(call, *data)
             for way, steps in ways.items()
-            for part, method in (("forward", "loss"), ("both", "both"), ("step", "step"))
+            for part, call in (("forward", steps.loss), ("both", steps.both), ("step", steps.step))
         }
+        makers = {name: partial(_same, call) for name, call in calls.items()}
         row |= _harness.walls(makers, **runs_of(options, 100))
         of = {other: row["ours_both_ms"] / row[f"{other}_both_ms"] for other in ("floor", "pyg")}
         yield row | {f"of_{other}": ratio for other, ratio in of.items()}
@@ -266,9 +267,13 @@ def captured(options: argparse.Namespace) -> Iterator[Row]:
         left = [[*one.model.parameters()] for one in (steps, ways["ours"])]
         error = _oracle.norm_error(*left)
         row: Row = {"case": name, "error": error} | _oracle.refused(_oracle.over(error, MOST_ERROR))
-        makers = {way: lambda f=call: lambda: f(*data) for way, call in calls.items()}  # noqa: B023
+        makers = {way: partial(_same, partial(call, *data)) for way, call in calls.items()}
         row |= _harness.walls(makers, **runs_of(options, 100))
         yield row | _harness.speed_ups(row)
+
+
+def _same(call: Call) -> Call:
+    return call
 
 
 # Batches
@@ -342,7 +347,8 @@ def molecules(options: argparse.Namespace) -> Iterator[Row]:
         Graph.from_edge_index(one.edge_index.to(options.device), num_nodes=one.num_nodes)
         for one in graphs
     ]
-    joined = [lambda one=one: Graph.batch([pieces[at] for at in one.at.tolist()]) for one in collated]
+    members = ([pieces[at] for at in one.at.tolist()] for one in collated)
+    joined = [partial(Graph.batch, graphs) for graphs in members]
     batches = [
         [part.to(options.device) for part in (one.x, one.edge_index, one.y, one.batch)]
         for one in collated
@@ -400,7 +406,7 @@ def _batches(name: str, batches: Any, options: argparse.Namespace, joined: Any =
         copied = deepcopy(model)  # whose running means may change
         value = loss(copied, 0, graph)
         parts = torch.autograd.grad(value, [*copied.parameters()])
-        # As one tensor: a bias before a normalisation has a gradient of 0, to which no error is small.
+        # As one tensor: a bias before a normalisation has a gradient of 0, which no error is near.
         return [value, torch.cat([one.flatten() for one in parts])]
 
     def epoch(model: Any, graphs: Any) -> None:
