@@ -137,7 +137,7 @@ def _sparse(A: CSR, data: Array) -> _Descriptor:
 
 
 def _dense(X: Array, *, flipped: bool = False) -> _Descriptor:
-    """Return a row-major matrix; flipped: its transpose, as a column-major matrix in the same memory."""
+    """Return a row-major matrix; flipped: its transpose, column-major in the same memory."""
     rows, columns = X.shape[::-1] if flipped else X.shape
     order = _COLUMN_MAJOR if flipped else _ROW_MAJOR
     kind = _VALUE_TYPES[X.dtype.name]

@@ -122,7 +122,7 @@ def timed(
 
 
 def speed_ups(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return ``over_x`` for each ``x_ms`` of a row but forward passes: how much faster ``ms`` is."""
+    """Return ``over_x`` for each ``x_ms`` of a row but forward passes: the speed-up of ``ms``."""
     names = [name for name in row if name.endswith("_ms") and not name.endswith("forward_ms")]
     return {f"over_{name.removesuffix('_ms')}": row[name] / row["ms"] for name in names}
 

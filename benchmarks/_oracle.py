@@ -158,7 +158,7 @@ SCORES: dict[str, Callable[[Inputs, Tensor, Tensor], Tensor]] = {
     "gatv2": lambda x, r, c: (leaky_relu(x["left"][c] + x["right"][r], SLOPE) * x["att"]).sum(-1),
     "dot": lambda x, r, c: (x["queries"][r] * x["keys"][c]).sum(-1) * x["keys"].shape[-1] ** -0.5,
 }
-#: Gradients read the result as it was rounded, and their terms cancel: times the error of a product.
+#: Gradients read the result as it was rounded, and terms cancel: times the error of a product.
 CANCELS = 4.0
 #: Largest error of the gradient of ``att``, to which all entries add.
 ATT_LIMIT = 1e-3

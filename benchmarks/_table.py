@@ -59,8 +59,8 @@ class Limit:
     """What a column of a section is to reach, by default on a GPU alone.
 
     ``of`` is the ``worst`` row (the largest, where ``most`` or ``high`` is given), their ``mean``
-    (geometric), their ``median`` or ``share``, or ``each``.  ``by`` names columns that tell groups of rows
-    apart, and ``where`` the rows that count.  ``least`` and ``most`` may depend on a row.
+    (geometric), their ``median`` or ``share``, or ``each``.  ``by`` names columns that tell groups
+    of rows apart, and ``where`` the rows that count.  ``least`` and ``most`` may depend on a row.
     """
 
     column: str

@@ -11,7 +11,7 @@ A cell is a layer on a graph, its ``--widths`` such as 32x256, and inference or 
 over the layer's own, and ``over_default`` over what DGL runs, the paper's default: rows are scaled
 apart, and transformed first where that narrows them; ``over_once`` over the one that is fastest in
 one run of each; ``beyond`` is the best of the paper's rules (SENSEi, arXiv 2306.15155) over what
-was chosen.  ``overhead`` is what ``optimize`` took, in iterations, kernels compiled and graph built.
+was chosen.  ``overhead`` is what ``optimize`` took, in iterations, kernels compiled before.
 """
 
 import argparse

@@ -44,7 +44,7 @@ def key(name: str, s: Setting) -> str:
 
 
 def digest(value: Any) -> str:
-    """Return the digest of what an operation returned: dtypes, shapes and bytes of all arrays in it."""
+    """Return the digest of a result: dtypes, shapes and bytes of all arrays in it."""
     found = hashlib.sha256()
     for piece in pieces(value):
         found.update(piece)
