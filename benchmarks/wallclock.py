@@ -15,7 +15,6 @@ have it, cancels).  All take turns in one process.
 import argparse
 import statistics
 import time
-import timeit
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import partial
@@ -30,6 +29,7 @@ from . import _graphs, _harness, _oracle
 from ._harness import Call
 from ._table import Benchmark, Limit, Row, Section
 from .first_step import COLD, WARM, first_step
+from .karate import MOST_US, small
 
 MOST_ERROR, MOST_OF_PYG = 1e-4, 1e-2
 #: Vertices and edges of graphs used once, features of their layer, and how many take turns.
@@ -44,7 +44,6 @@ STEPS = 10  #: captured ones that are compared with eager ones
 BATCH, FAN_OUT, HIDDEN, PRODUCTS = 1024, (15, 10, 5), 256, (100, 47)
 #: Small graphs of a batch, layers, width and features; vertices of each and bonds of a vertex.
 MOLECULES, GIN, ATOMS, BONDS = 256, (5, 64, 32), (12, 36), 2.2
-SMALL_US = 12.0
 
 
 def random_edges(n: int, edges: int, device: str) -> Any:
@@ -145,8 +144,16 @@ def _changing(name: str, n: int, edges: int, options: argparse.Namespace) -> Row
 # Steps on a small graph
 
 
+def loss_of(model: Any, graph: Any, x: Any, labels: Any, share: float = 0.5) -> Any:
+    """Return the loss of two layers, with a share of the hidden features dropped."""
+    from torch.nn.functional import cross_entropy, dropout
+
+    first, second = model
+    return cross_entropy(second(dropout(first(x, graph).relu(), share), graph), labels)
+
+
 class Steps:
-    """A model of two layers with dropout, and its training step, on a graph of pubmed's size."""
+    """A model of two layers on a graph of pubmed's size, with the functions that are timed."""
 
     def __init__(self, make: Any, graph: Any, data: Any, *, capturable: bool = False) -> None:
         import torch
@@ -154,41 +161,31 @@ class Steps:
         torch.manual_seed(0)
         x, self.graph = data[0], graph
         layers = [make(a, b).to(x.device) for a, b in pairwise(WIDTHS)]
-        self.model, self.data = torch.nn.ModuleList(layers), data
+        model = self.model = torch.nn.ModuleList(layers)
         more = {"fused": x.is_cuda, "capturable": capturable}
-        self.adam = torch.optim.Adam(self.model.parameters(), lr=0.01, **more)
+        adam = torch.optim.Adam(model.parameters(), lr=0.01, **more)
 
-    def loss(self, x: Any, labels: Any, share: float = 0.5) -> Any:
-        """Return the loss, with a share of the hidden features dropped."""
-        from torch.nn.functional import cross_entropy, dropout
+        def both(x: Any, labels: Any) -> Any:
+            adam.zero_grad()
+            loss = loss_of(model, graph, x, labels)
+            loss.backward()
+            return loss
 
-        first, second = self.model
-        hidden = dropout(first(x, self.graph).relu(), share)
-        return cross_entropy(second(hidden, self.graph), labels)
+        def step(x: Any, labels: Any) -> Any:
+            loss = both(x, labels)
+            adam.step()
+            return loss
 
-    def both(self, x: Any, labels: Any) -> Any:
-        """Run forward and backward."""
-        self.adam.zero_grad()
-        loss = self.loss(x, labels)
-        loss.backward()
-        return loss
+        self.calls = {"forward": partial(loss_of, model, graph), "both": both, "step": step}
 
-    def step(self, x: Any, labels: Any) -> Any:
-        """Train one step."""
-        loss = self.both(x, labels)
-        self.adam.step()
-        return loss
-
-    def gradients(self, *, wide: bool = False) -> list[Any]:
+    def gradients(self, data: Any, *, wide: bool = False) -> list[Any]:
         """Return the loss without dropout and the gradients, in float64 if ``wide``."""
         import torch
 
-        other = deepcopy(self)
-        x, labels = other.data
-        if wide:
-            other.model, x = other.model.double(), x.double()
-        loss = other.loss(x, labels, share=0.0)
-        return [loss, *torch.autograd.grad(loss, [*other.model.parameters()])]
+        model, (x, labels) = deepcopy(self.model), data
+        model, x = (model.double(), x.double()) if wide else (model, x)
+        loss = loss_of(model, self.graph, x, labels, share=0.0)
+        return [loss, *torch.autograd.grad(loss, [*model.parameters()])]
 
 
 def linear_maps(name: str) -> Any:
@@ -212,15 +209,14 @@ def eager(options: argparse.Namespace) -> Iterator[Row]:
     """Yield forward, forward and backward, and steps, of each layer in three ways."""
     for name in LAYERS:
         ways, data = _steps_of(name, options.device)
-        theirs = ways["pyg"]
-        exact = theirs.gradients(wide=True)
-        row = {"case": name} | error_row(ways["ours"].gradients(), theirs.gradients(), exact)
-        calls = {
-            f"{way}_{part}_ms": partial(call, *data)
+        exact = ways["pyg"].gradients(data, wide=True)
+        both = [ways[way].gradients(data) for way in ("ours", "pyg")]
+        row = {"case": name} | error_row(*both, exact)
+        makers = {
+            f"{way}_{part}_ms": partial(_same, partial(call, *data))
             for way, steps in ways.items()
-            for part, call in (("forward", steps.loss), ("both", steps.both), ("step", steps.step))
+            for part, call in steps.calls.items()
         }
-        makers = {name: partial(_same, call) for name, call in calls.items()}
         row |= _harness.walls(makers, **runs_of(options, 100))
         of = {other: row["ours_both_ms"] / row[f"{other}_both_ms"] for other in ("floor", "pyg")}
         yield row | {f"of_{other}": ratio for other, ratio in of.items()}
@@ -258,8 +254,8 @@ def captured(options: argparse.Namespace) -> Iterator[Row]:
     for name in LAYERS:
         ways, data = _steps_of(name, options.device)
         steps = _steps_of(name, options.device, capturable=True)[0]["ours"]
-        calls: dict[str, Any] = {"ms": nn.capture(steps.step, *data)}
-        calls |= {"eager_ms": ways["ours"].step, "pyg_ms": ways["pyg"].step}
+        calls: dict[str, Any] = {"ms": nn.capture(steps.calls["step"], *data)}
+        calls |= {"eager_ms": ways["ours"].calls["step"], "pyg_ms": ways["pyg"].calls["step"]}
         for call in (calls["ms"], calls["eager_ms"]):
             torch.manual_seed(2)
             for _ in range(STEPS):
@@ -436,44 +432,6 @@ def _batches(name: str, batches: Any, options: argparse.Namespace, joined: Any =
     return row | {to: row[name] / row["pyg_ms"] for to, name in ratios.items() if name in row}
 
 
-# A product of the karate club
-
-
-def small(options: argparse.Namespace) -> Iterator[Row]:
-    """Yield the product at each width: the least of the rounds, in microseconds a call."""
-    import scipy.sparse
-    from torch_geometric.datasets import KarateClub
-
-    import sparsefmt
-    from sparsefmt.testing import error_bound, spmm_oracle
-
-    edges = KarateClub()[0].edge_index.numpy()
-    karate = sparsefmt.from_edge_index(edges, num_nodes=34, index_dtype=np.int32).tocsr()
-    rng = np.random.default_rng(0)
-    calls, rounds = (200, 5) if options.quick else (2000, 30)
-    for feat, weighted in ((16, True), (16, False), (34, True), (34, False)):
-        values = rng.uniform(1, 2, karate.nnz).astype(np.float32)
-        A = karate.with_data(values if weighted else None)
-        X = rng.standard_normal((A.n_cols, feat)).astype(np.float32)
-        out, ones = np.empty_like(X), np.ones_like(values)
-        csr = (values if weighted else ones, A.indices, A.indptr)
-        theirs = scipy.sparse.csr_array(csr, shape=A.shape)
-        ways: dict[str, Call] = {
-            "spmm_us": lambda: ops.spmm(A, X),  # noqa: B023
-            "out_us": lambda: ops.spmm(A, X, out=out),  # noqa: B023
-            "matmul_us": lambda: A @ X,  # noqa: B023
-            "scipy_us": lambda: theirs @ X,  # noqa: B023
-        }
-        off = np.abs(ops.spmm(A, X) - spmm_oracle(A, X)) > error_bound(A, X)
-        row: Row = {"case": f"{feat} features{', weighted' * weighted}", "error": float(off.sum())}
-        row |= _oracle.refused(_oracle.over(row["error"], 0))
-        for _ in range(rounds):
-            for way, call in ways.items():
-                us = timeit.timeit(call, number=calls) / calls * 1e6
-                row[way] = min(row.get(way, us), us)
-        yield row
-
-
 def _most_of_pyg(row: Row) -> float:
     return 0.8 if row["edges"] < 1_000_000 else 0.5
 
@@ -487,7 +445,6 @@ SECTIONS = {
     "eager": Section(
         eager,
         (Limit("of_floor", "each", most=1.8), Limit("of_pyg", "each", most=1.0)),
-        only="cuda",
     ),
     "captured": Section(captured, (Limit("over_pyg", "each", least=10.0),), only="cuda"),
     "loader": Section(
@@ -505,6 +462,6 @@ SECTIONS = {
             Limit("warm_s", "each", most=lambda row: WARM[row["layer"]], on=ON),
         ),
     ),
-    "small": Section(small, (Limit("spmm_us", "each", most=SMALL_US, on=ON),), only="cpu"),
+    "small": Section(small, (Limit("spmm_us", "each", most=MOST_US, on=ON),), only="cpu"),
 }
 BENCHMARKS = {"wallclock": Benchmark("wallclock", __doc__, SECTIONS)}
