@@ -187,6 +187,8 @@ class Attention:
         """Return the error of ``out`` and of the gradients by name, relative to the largest."""
         rows, cols = self.ends
         n, m = len(self.grad), len(self.values)
+        for x in self.inputs.values():
+            x.grad = None
         targets, sources = sampled(rows, n), sampled(cols, m)
         # Rows whose sums are needed, and entries that add to what is compared.
         near = torch.cat([targets, rows[_entries_of(cols, sources, m)]]).unique()

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from benchmarks import _harness
+pytest.importorskip("torch", reason="the benchmarks are of torch")
+
+from benchmarks import _harness, _table
 from benchmarks.__main__ import main
 
 
@@ -38,9 +40,12 @@ def test_the_page_has_figures_with_machine_commit_and_age(results, tmp_path):
     assert line in page.read_text()
 
 
+X = _table.Benchmark("x", None, {"s": _table.Section(iter)})
+
+
 def test_rows_keep_the_spread_of_their_medians(tmp_path):
     ms = _harness.Median.of([1.0, 2.0, 3.0])
     rows = [{"case": "c", "ms": ms, "ratio": ms / 2}]
-    assert _harness.keep("x", "s", rows, lambda _: [], cuda=False, folder=tmp_path)
+    assert _table.keep(X, "s", rows, lambda _: [], cuda=False, folder=tmp_path)
     (row,) = json.loads((tmp_path / "x-cpu.json").read_text())["sections"]["s"]["rows"]
     assert row == {"case": "c", "ms": 2.0, "ratio": 1.0, "spread": {"ms": 2.0}}
