@@ -51,6 +51,15 @@ def guarded(make: Callable[[], Call]) -> Call:
     return call
 
 
+def add(calls: dict[str, Call], name: str, make: Callable[[], Call]) -> dict[str, str]:
+    """Add another library's call by that name; where it cannot run, return why it is skipped."""
+    try:
+        calls[name] = guarded(make)
+    except Missing as reason:
+        return {"skipped": str(reason)}
+    return {}
+
+
 def tensor(array: Array) -> Any:
     """Return a torch view."""
     return to_tensor(array)

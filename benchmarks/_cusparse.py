@@ -145,7 +145,7 @@ def _dense(X: Array, *, flipped: bool = False) -> _Descriptor:
 
 
 def spmm(A: CSR, X: Array, Y: Array, algorithm: str = "DEFAULT") -> Product:
-    """``Y = A @ X`` into ``Y``, both row-major and contiguous; ``A`` has values of X's dtype.
+    """Prepare ``Y = A @ X`` into ``Y``, both row-major; ``A`` has values of X's dtype.
 
     Raises
     ------
@@ -160,7 +160,7 @@ def spmm(A: CSR, X: Array, Y: Array, algorithm: str = "DEFAULT") -> Product:
 
 
 def sddmm(A: CSR, X: Array, Y: Array, out: Array, layout: str = "transposed") -> Product:
-    """``out[e] = <X_i, Y_j>`` at the entries of ``A`` into ``out``, shape (nnz,), of X's dtype.
+    """Prepare ``out[e] = <X_i, Y_j>`` at the entries of ``A`` into ``out``, of X's dtype.
 
     Raises
     ------

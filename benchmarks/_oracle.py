@@ -49,6 +49,16 @@ def refused(reason: str | None) -> dict[str, str]:
     return {"wrong": reason} if reason else {}
 
 
+def judged(error: float, limit: float) -> dict[str, Any]:
+    """Return the part of a row with its error, and why it is refused, if it is beyond the limit."""
+    return {"error": error} | refused(over(error, limit))
+
+
+def rounded(error: float, dtype: Any) -> dict[str, Any]:
+    """Return the part of a row with the error of a result of that dtype, likewise."""
+    return {"error": error} | refused(complaint(error, dtype))
+
+
 def worst(result: Tensor, exact: Tensor) -> float:
     """Return the largest error relative to each value; NaN if any is."""
     difference = (result.double() - exact).abs()

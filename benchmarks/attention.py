@@ -182,11 +182,8 @@ def _cell(ours: Attention, product: Call, options: argparse.Namespace) -> Row:
         return row
     calls: dict[str, Call] = {"ms": ours.both, "forward_ms": ours.forward_only}
     calls["spmm_ms"] = product
-    try:
-        if ours.dtype == "float32":
-            calls["pyg_ms"] = ours.pyg()
-    except _baselines.Missing as reason:
-        row["skipped"] = f"PyG: {reason}"
+    if ours.dtype == "float32":
+        row |= _baselines.add(calls, "pyg_ms", ours.pyg)
     row |= _harness.timed(calls, cuda=options.cuda, quick=options.quick)
     if options.cuda:
         row["kernels_ms"] = sum(us for _, us in on_device(ours.both)) / 1e3

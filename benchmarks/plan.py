@@ -140,7 +140,7 @@ class Cell:
         calls = {text_of(c.tree): self._composed(c.tree) for c in plan.promoted}
         expected = own()
         errors = [_oracle.norm_error(call(), expected) for call in calls.values()]
-        row: Row = {"error": max(errors)} | _oracle.refused(_oracle.over(max(errors), RIGHT))
+        row = _oracle.judged(max(errors), RIGHT)
         firsts = {name: _seconds(call) for name, call in calls.items()}
         functions = [own, *calls.values()]
         times, row["runs"] = _harness.paced(functions, cuda=self.x.is_cuda, quick=quick)
@@ -178,7 +178,7 @@ class Cell:
         return self._step(forward)
 
     def _step(self, forward: Call) -> Call:
-        """Make a step of it: in training, with the gradients of features and parameters."""
+        """Return a step of it: in training, with the gradients of features and parameters."""
         sources = [self.x, *self.layer.parameters()]
 
         def step() -> list[Tensor]:
@@ -241,7 +241,7 @@ def _product(
         f"{name}_ms".lstrip("_"): lambda B=B: ops.spmm(B, X, out=out) for name, B in graphs.items()
     }
     error = max(_oracle.spmm_error(B, X, ops.spmm(B, X)) for B in graphs.values())
-    row = {"error": error} | _oracle.refused(_oracle.complaint(error, X.dtype))
+    row = _oracle.rounded(error, X.dtype)
     row |= _harness.timed(calls, cuda=options.cuda, quick=options.quick)
     row |= {f"gain_{name}": row["ms"] / row[f"{name}_ms"] for name in orders}
     row["predicted"] = predicted(A, feat) / predicted(graphs["community"], feat)
@@ -302,8 +302,7 @@ def epochs(options: argparse.Namespace) -> Iterator[Row]:
             inputs = x[perm], graph.reordered(ordering.order), labels[perm]
             optimize(planned, inputs[1], **more | {"x": inputs[0]})
         error = _oracle.norm_error(step_of(planned, *inputs), expected)
-        row: Row = {"case": f"{name} sage", "graph": name, "error": error}
-        row |= _oracle.refused(_oracle.over(error, RIGHT))
+        row: Row = {"case": f"{name} sage", "graph": name} | _oracle.judged(error, RIGHT)
         calls = {
             "ms": lambda m=planned, i=inputs: step_of(m, *i),
             "own_ms": lambda m=own, i=(x, graph, labels): step_of(m, *i),

@@ -35,13 +35,13 @@ def bandwidth(ranks: Ranks, options: argparse.Namespace) -> bool:
 
 
 def part_of(size: int, others: int) -> int:
-    """Give the float32 numbers for each of the others, of about ``size`` bytes in all."""
+    """Return the float32 numbers for each of the others, of about ``size`` bytes in all."""
     return max(size // 4 // others // WHOLE, 1) * WHOLE
 
 
 @lru_cache(maxsize=4)
 def measured(ranks: Ranks, count: int, *, quick: bool) -> list[dict[str, Any]]:
-    """``all_to_all_single`` at each size, and ``all_reduce`` of the parameters of GraphSAGE."""
+    """Time ``all_to_all_single`` at each size, and ``all_reduce`` of GraphSAGE's parameters."""
     group, others, calls, sent = ranks.groups[count], count - 1, {}, {}
     for size in QUICK_SENT if quick else SENT:
         part, name = part_of(size * MIB, others), f"all_to_all_single, {count} ranks, {size} MiB"

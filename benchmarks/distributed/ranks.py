@@ -37,15 +37,15 @@ class Ranks:
 
     @property
     def cuda(self) -> bool:
-        """Whether they compute on GPUs."""
+        """Return True if they compute on GPUs."""
         return self.device != "cpu"
 
     def has(self, count: int) -> bool:
-        """Whether this process is one of the first so many."""
+        """Return True if this process is one of the first so many."""
         return self.rank < count
 
     def gather(self, value: Any) -> list[Any]:
-        """Give each process what all of them have, by rank; the hosts wait for each other."""
+        """Return to each process what all of them have, by rank; the hosts wait for each other."""
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(found, value)
         return found
@@ -147,7 +147,7 @@ Collective = Callable[..., Any]
 
 @contextmanager
 def repeatable() -> Iterator[list[Callable[[], Any]]]:
-    """Give a call for each exchange that sends as much once more, of tensors of its own.
+    """Yield calls that send as much as each exchange once more, of tensors of their own.
 
     Exchanges of the same sizes share a call.
     """
@@ -191,7 +191,7 @@ def silent() -> Iterator[None]:
 
 @contextmanager
 def _instead(other: Callable[[Collective], Collective]) -> Iterator[None]:
-    """Call others in the places of both collectives by which a halo moves features."""
+    """Replace both collectives by which a halo moves features."""
     with (
         patch.object(dist, "all_to_all_single", other(dist.all_to_all_single)),
         patch.object(halo, "_all_gather", other(halo._all_gather)),

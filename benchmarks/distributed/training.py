@@ -76,7 +76,7 @@ EXCHANGE = (
 
 
 def training(ranks: Ranks, options: argparse.Namespace) -> bool:
-    """Every graph, order, model and number of ranks: sections ``steps`` and ``exchange``."""
+    """Measure every graph, order, model and number of ranks: ``steps`` and ``exchange``."""
     rows: list[dict[str, Any]] = []
     first, right = ranks.rank == 0, True
     for graph in options.graphs or (("reddit", "products") if ranks.cuda else ("small",)):
@@ -107,7 +107,7 @@ Began = tuple[list[float], list[Tensor]]
 
 
 def compared(model: str, expected: Began, found: Began) -> dict[str, Any]:
-    """How far losses and first gradients are from those of one device; wrong if too far."""
+    """Return the errors of losses and first gradients, beside one device; wrong if too large."""
     a, b = torch.tensor(found[0]), torch.tensor(expected[0])
     error = ((a - b).abs() / b.abs()).max().item()  # NaN of a NaN
     # Of a gradient that is nearly 0, such as one that a softmax cancels, rounding is all there is.
@@ -136,7 +136,7 @@ class Case:
         self.began: Began = [], []
 
     def rows(self) -> list[dict[str, Any]]:
-        """One for each number of ranks; none but on the first rank."""
+        """Return one for each number of ranks; none but on the first rank."""
         machine = plain_ms = None
         if self.ranks.rank == 0:
             data = shares.whole(self.graph, self.order, self.ranks.device)
@@ -163,7 +163,7 @@ class Case:
         return rows
 
     def _row(self, count: int, found: list[dict[str, Any]]) -> dict[str, Any]:
-        """Of each figure the most that a rank has, and what the first says of the results."""
+        """Return of each figure the most that a rank has, and what the first compared."""
         graph = Path(self.graph).stem
         name = f"{graph} {self.order} {self.model}, {count} rank{'s' if count > 1 else ''}"
         row = {"case": name, "graph": graph, "order": self.order, "model": self.model}
@@ -172,7 +172,7 @@ class Case:
         return row | {"ranks": count} | most | found[0]["compared"]
 
     def _measured(self, count: int) -> dict[str, Any]:
-        """What this rank finds, as one of so many."""
+        """Measure this rank, as one of so many."""
         data = shares.share(self.graph, self.order, count, self.ranks)
         training, graph = Training(self.model, data), data.graph
         began, before = training.begun(CHECKED_STEPS), graph.halo.traffic.nbytes
@@ -195,7 +195,7 @@ class Case:
         }
 
     def _times(self, training: Training, exchanges: list[Callable[[], Any]]) -> dict[str, float]:
-        """Of a step; beside the plain one or, of several ranks, without its exchanges, and they."""
+        """Time a step beside the plain one or, of several ranks, one without its exchanges."""
         ways: dict[str, Callable[[], Any]] = {"ms": training.step}
         if len(training.data.graph.bounds) == 2:  # one rank, the first
             ways |= {"plain_ms": self.plain.step} if self.plain else {}
@@ -214,12 +214,12 @@ class Case:
 
 
 def peak(training: Training) -> dict[str, float]:
-    """Memory that a step takes beyond what is in use before it."""
+    """Return memory that a step takes beyond what is in use before it."""
     return {"peak_mib": sum(_harness.peak_bytes(training.step)) / MIB}
 
 
 def _ratios(row: dict[str, Any], plain_ms: float | None) -> dict[str, Any]:
-    """Of times and bytes; the hidden share of the exchange is 1 - (step - silent) / exchange."""
+    """Return ratios of times and bytes; 1 - (step - silent) / exchange is hidden of that."""
     found: dict[str, Any] = {}
     if row.get("dense_mib"):
         found["over_dense"] = row["sent_mib"] / row["dense_mib"]
