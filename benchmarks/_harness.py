@@ -334,5 +334,6 @@ def commit() -> str:
     name = subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()
     # Results that were written just now make no other program.
     paths = [".", ":!benchmarks/results", ":!docs/results.md"]
-    dirty = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *paths], check=False).returncode
+    diff = [*git, "diff", "--quiet", "HEAD", "--", *paths]
+    dirty = subprocess.run(diff, capture_output=True, check=False).returncode
     return (name or "unknown") + "-dirty" * (dirty == 1)

@@ -71,6 +71,7 @@ class Limit:
     where: Callable[[Row], bool] = lambda row: True
     high: bool = False
     on: tuple[str, ...] = ("cuda",)
+    label: str = ""  #: what ``where`` chooses
 
     def targets(self, rows: list[Row], device: str) -> Iterator[Target]:
         """Yield the figures of these rows against their limits."""
@@ -80,7 +81,7 @@ class Limit:
                 groups.setdefault(tuple(row[key] for key in self.by), []).append(row)
         high = self.most is not None or self.high
         for group, members in groups.items():
-            name = " ".join(map(str, (*group, self.column)))
+            name = " ".join([*map(str, group), self.column, *[self.label] * bool(self.label)])
             for text, row, value in self._figures(name, members, high=high):
                 limit = self.most if self.most is not None else self.least
                 limit = limit(row) if callable(limit) else limit
@@ -105,7 +106,7 @@ class Limit:
             yield f"{name}, {self.of}", rows[0], average([row[column] for row in rows])
 
 
-def both(column: str, mean: float | None = None, worst: float | None = None, **more: Any) -> Any:
+def both(column: str, mean: Number = None, worst: Number = None, **more: Any) -> Any:
     """Return the limits of the geometric mean and the worst of a speed-up."""
     return Limit(column, "mean", least=mean, **more), Limit(column, least=worst, **more)
 

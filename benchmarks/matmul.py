@@ -212,7 +212,7 @@ def _of(dtype: str, widths: tuple[int, ...]) -> dict[str, Any]:
     def counts(row: Row) -> bool:
         return row["dtype"] == dtype and row["feat"] in widths
 
-    return {"where": counts, "by": ("dtype",)}
+    return {"where": counts, "by": ("dtype",), "label": "/".join(map(str, widths))}
 
 
 TABLE = (

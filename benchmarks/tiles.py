@@ -161,7 +161,7 @@ def _limits(dtype: str, mean: float, worst: float | None) -> Iterator[Limit]:
     def where(row: Row) -> bool:
         return row["dtype"] == dtype and _is_wide(row)
 
-    yield from both("over_cusparse", mean, worst, where=where, by=("dtype",))
+    yield from both("over_cusparse", mean, worst, where=where, by=("dtype",), label="wide")
 
 
 SECTIONS = {

@@ -214,8 +214,10 @@ def _most(row: Row) -> float | None:
 
 
 LIMITS = (
-    Limit("us", most=FORWARD_US, where=lambda row: row["case"].endswith(", forward")),
-    Limit("us", most=BOTH_US, where=lambda row: row["case"].endswith(", both")),
+    Limit(
+        "us", most=FORWARD_US, where=lambda row: row["case"].endswith(", forward"), label="forward"
+    ),
+    Limit("us", most=BOTH_US, where=lambda row: row["case"].endswith(", both"), label="both"),
     Limit("additions", "each", most=_most),
     Limit("equal", least=REPLAYS),
 )
