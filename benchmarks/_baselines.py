@@ -8,11 +8,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from sparsefmt import CSR
 from sparsefmt.formats.arrays import Array, is_cupy
-from sparsefmt.ops import scale
+from sparsefmt.interop.torch import to_tensor
 
 Call = Callable[[], Any]
 
@@ -22,7 +20,7 @@ class Missing(RuntimeError):
 
 
 def use_threads(count: int) -> int:
-    """As many threads for numba and torch, no more than numba has; their number."""
+    """Set the threads of numba and torch, no more than numba has; return their number."""
     import numba
     import torch
 
@@ -33,7 +31,7 @@ def use_threads(count: int) -> int:
 
 
 def guarded(make: Callable[[], Call]) -> Call:
-    """What ``make`` returns, after one call; ``Missing`` with the reason if it cannot run here.
+    """Return the call that ``make`` makes, after one run; ``Missing`` if it cannot run here.
 
     Compilers and allocators of other libraries fail in their own ways, all below RuntimeError,
     MemoryError, ImportError and OSError.
@@ -53,15 +51,22 @@ def guarded(make: Callable[[], Call]) -> Call:
     return call
 
 
-def tensor(array: Array) -> Any:
-    """A torch view."""
-    import torch
+def add(calls: dict[str, Call], name: str, make: Callable[[], Call]) -> dict[str, str]:
+    """Add another library's call by that name; where it cannot run, return why it is skipped."""
+    try:
+        calls[name] = guarded(make)
+    except Missing as reason:
+        return {"skipped": str(reason)}
+    return {}
 
-    return torch.from_dlpack(array) if is_cupy(array) else torch.from_numpy(array)
+
+def tensor(array: Array) -> Any:
+    """Return a torch view."""
+    return to_tensor(array)
 
 
 def as_cupy(array: Any) -> Any:
-    """A tensor, or a CuPy array, as a contiguous CuPy array."""
+    """Return a tensor, or a CuPy array, as a contiguous CuPy array."""
     import cupy
 
     array = array.detach() if hasattr(array, "detach") else array
@@ -69,7 +74,7 @@ def as_cupy(array: Any) -> Any:
 
 
 def torch_csr(A: CSR) -> Any:
-    """A torch.sparse CSR tensor with A's own index dtype."""
+    """Return a torch.sparse CSR tensor with A's own index dtype."""
     import torch
 
     parts = [tensor(array) for array in (A.indptr, A.indices, A.data)]
@@ -79,18 +84,13 @@ def torch_csr(A: CSR) -> Any:
 
 
 def torch_spmm(A: CSR, X: Array) -> Call:
-    """``A @ x`` of torch.sparse."""
+    """Return ``A @ x`` of torch.sparse."""
     left, right = torch_csr(A), tensor(X)
     return lambda: left @ right
 
 
-def torch_mean(A: CSR) -> Callable[[Any], Any]:
-    """The mean over in-neighbours by torch.sparse, with gradient."""
-    return torch_product(scale(A.with_data(None), row=(1 / A.lengths.clip(1)).astype(np.float32)))
-
-
 def torch_product(B: CSR) -> Callable[[Any], Any]:
-    """``B @ x`` by torch.sparse, with gradient: both its products by a CSR."""
+    """Return ``B @ x`` of torch.sparse, with gradient: both its products by a CSR."""
     import torch
 
     there, back = torch_csr(B), torch_csr(B.T.tocsr())
@@ -108,7 +108,7 @@ def torch_product(B: CSR) -> Callable[[Any], Any]:
 
 
 def scipy_spmm(A: CSR, X: Array) -> Call:
-    """``A @ X`` of SciPy, or of cupyx.scipy.sparse on a GPU."""
+    """Return ``A @ X`` of SciPy, or of cupyx.scipy.sparse on a GPU."""
     if is_cupy(X):
         import cupyx.scipy.sparse as library
     else:
@@ -118,16 +118,43 @@ def scipy_spmm(A: CSR, X: Array) -> Call:
     return lambda: left @ X
 
 
+def ends_of(A: CSR) -> tuple[Any, Any]:
+    """Return row and column of every entry in CSR order, int64."""
+    coo = A.tocoo()
+    return tensor(coo.row).long(), tensor(coo.col).long()
+
+
 def edge_index(A: CSR) -> Any:
-    """PyG's ``edge_index`` in CSR order, int64 as its gather and scatter need it."""
+    """Return PyG's ``edge_index`` in CSR order, int64 as its gather and scatter need it."""
     import torch
 
-    coo = A.tocoo()
-    return torch.stack([tensor(coo.col).long(), tensor(coo.row).long()])
+    return torch.stack(ends_of(A)[::-1])
+
+
+def best_spmm(A: CSR, X: Array) -> tuple[str, Call]:
+    """Return the fastest product of cuSPARSE and its algorithm, on the CPU torch.sparse's."""
+    if not is_cupy(X):
+        return "torch.sparse", torch_spmm(A, X)
+    import cupy
+
+    from . import _cusparse
+
+    return _cusparse.best_spmm(A, X, cupy.empty((A.n_rows, X.shape[1]), X.dtype))
+
+
+def best_sddmm(A: CSR, X: Array, Y: Array) -> tuple[str, Call]:
+    """Return the faster product of cuSPARSE and its layout, on the CPU PyG's gather."""
+    if not is_cupy(X):
+        return "PyG", pyg_sddmm(A, X, Y)
+    import cupy
+
+    from . import _cusparse
+
+    return _cusparse.best_sddmm(A, X, Y, cupy.empty(A.nnz, X.dtype))
 
 
 def pyg_spmm(A: CSR, X: Array) -> Call:
-    """PyG's ``EdgeIndex.matmul``, its CSR form cached."""
+    """Return PyG's ``EdgeIndex.matmul``, its CSR form cached."""
     from torch_geometric import EdgeIndex
 
     # An EdgeIndex multiplies as (row, column): the other way round than (source, target).
@@ -138,7 +165,7 @@ def pyg_spmm(A: CSR, X: Array) -> Call:
 
 
 def pyg_scatter(A: CSR, X: Array) -> Call:
-    """PyG's gather and scatter, as message passing over an ``edge_index`` runs them."""
+    """Return PyG's gather and scatter, as message passing over an ``edge_index`` runs them."""
     from torch_geometric.utils import scatter
 
     sources, targets = edge_index(A)
@@ -147,7 +174,7 @@ def pyg_scatter(A: CSR, X: Array) -> Call:
 
 
 def compiled_gather_add(A: CSR, X: Array) -> Call:
-    """``torch.compile`` of gather, multiply and ``index_add``."""
+    """Return ``torch.compile`` of gather, multiply and ``index_add``."""
     import torch
 
     sources, targets = edge_index(A)
@@ -163,14 +190,14 @@ def compiled_gather_add(A: CSR, X: Array) -> Call:
 
 
 def pyg_sddmm(A: CSR, X: Array, Y: Array) -> Call:
-    """PyG's gather way: ``(x[row] * y[col]).sum(-1)``."""
+    """Return PyG's gather: ``(x[row] * y[col]).sum(-1)``."""
     cols, rows = edge_index(A)
     x, y = tensor(X), tensor(Y)
     return lambda: (x[rows] * y[cols]).sum(-1)
 
 
 def pyg_softmax(A: CSR, scores: Array) -> Call:
-    """``torch_geometric.utils.softmax`` by index."""
+    """Return ``torch_geometric.utils.softmax`` by index."""
     from torch_geometric.utils import softmax
 
     _, rows = edge_index(A)

@@ -73,7 +73,7 @@ def _handle() -> ctypes.c_void_p:
 
 
 def version() -> int:
-    """As ``cusparseGetVersion`` numbers it."""
+    """Return the number of ``cusparseGetVersion``."""
     number = ctypes.c_int()
     _call("GetVersion", _handle(), ctypes.byref(number))
     return number.value
@@ -137,7 +137,7 @@ def _sparse(A: CSR, data: Array) -> _Descriptor:
 
 
 def _dense(X: Array, *, flipped: bool = False) -> _Descriptor:
-    """A row-major matrix; flipped: its transpose, as a column-major matrix in the same memory."""
+    """Return a row-major matrix; flipped: its transpose, column-major in the same memory."""
     rows, columns = X.shape[::-1] if flipped else X.shape
     order = _COLUMN_MAJOR if flipped else _ROW_MAJOR
     kind = _VALUE_TYPES[X.dtype.name]
@@ -145,7 +145,7 @@ def _dense(X: Array, *, flipped: bool = False) -> _Descriptor:
 
 
 def spmm(A: CSR, X: Array, Y: Array, algorithm: str = "DEFAULT") -> Product:
-    """``Y = A @ X`` into ``Y``, both row-major and contiguous; ``A`` has values of X's dtype.
+    """Prepare ``Y = A @ X`` into ``Y``, both row-major; ``A`` has values of X's dtype.
 
     Raises
     ------
@@ -160,7 +160,7 @@ def spmm(A: CSR, X: Array, Y: Array, algorithm: str = "DEFAULT") -> Product:
 
 
 def sddmm(A: CSR, X: Array, Y: Array, out: Array, layout: str = "transposed") -> Product:
-    """``out[e] = <X_i, Y_j>`` at the entries of ``A`` into ``out``, shape (nnz,), of X's dtype.
+    """Prepare ``out[e] = <X_i, Y_j>`` at the entries of ``A`` into ``out``, of X's dtype.
 
     Raises
     ------
@@ -175,12 +175,12 @@ def sddmm(A: CSR, X: Array, Y: Array, out: Array, layout: str = "transposed") ->
 
 
 def best_spmm(A: CSR, X: Array, Y: Array) -> tuple[str, Product]:
-    """The fastest algorithm, by three runs each after one to warm up, and its product."""
+    """Return the fastest algorithm, by three runs each after one to warm up, and its product."""
     return _best({name: (lambda name=name: spmm(A, X, Y, name)) for name in SPMM_ALGORITHMS})
 
 
 def best_sddmm(A: CSR, X: Array, Y: Array, out: Array) -> tuple[str, Product]:
-    """The faster of the layouts of Y, and its product."""
+    """Return the faster of the layouts of Y, and its product."""
     return _best({name: (lambda name=name: sddmm(A, X, Y, out, name)) for name in SDDMM_LAYOUTS})
 
 

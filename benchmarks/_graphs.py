@@ -1,5 +1,7 @@
 """The graphs: generated on the device at the papers' sizes, or read from files."""
 
+import argparse
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import sparsefmt
-from sparsefmt import CSR, generate, reorder
+from sparsefmt import COO, CSR, generate, reorder
 from sparsefmt.formats.arrays import Array, is_cupy
 
 
@@ -44,14 +46,56 @@ RECIPES = PAPERS | {
     "small": Recipe(2_000, 30_000, 2.3, 0.6, 200),
     # 2.5 times products: more than one GPU trains on.
     "large": Recipe(6_122_572, 309_295_700, 2.4, 0.7, 3000),
+    # Of SENSEi's tables, as are the roads, and the very dense "mycielskianK".
+    "coauthors": Recipe(299_067, 1_955_352, 3.0, 0.9, 50),
 }
+#: Vertices on each side of a road network, of about the size of OpenStreetMap's.
+ROADS = {"belgium": 1_200, "asia": 3_450}
+MYCIELSKIAN = "mycielskian"
+#: Features of the data sets, as published; of those without any as of TC-GNN's.
+FEATURES = {
+    **{"reddit": 602, "proteins": 8, "products": 100, "ppa": 58, "arxiv": 128, "ddi": 128},
+    **{"flickr": 500, "yelp": 300, "artist": 100, "citeseer": 3703, "cora": 1433, "pubmed": 500},
+    **{"proteins_full": 29, "dd": 89, "amazon_computers": 767, "musae_facebook": 4714},
+}
+OTHER_FEATURES = 96
 #: What the targets of SpMM and SDDMM are stated for.
 TABLE = ("ddi", "arxiv", "flickr", "amazon0505", "com-amazon", "reddit", "products")
 
 
+def chosen(
+    options: argparse.Namespace,
+    generated: tuple[str, ...],
+    *,
+    cpu: tuple[str, ...] = ("cpu",),
+    real: tuple[str, ...] = (),
+) -> Iterator[tuple[str, str]]:
+    """Yield names of graphs with what ``load`` takes: those asked for, else these.
+
+    ``real`` ones come from files of ``--data``; without it they are skipped with a line.  With
+    ``--quick`` there is one small graph.
+    """
+    names = (*real, *(generated if options.cuda else cpu))
+    if options.quick and not options.graphs:
+        names = real[:1] if not generated else ("small",)
+    for name in options.graphs or names:
+        path = options.data / f"{name}.npz"
+        if name in real and not path.exists():
+            print(f"  {name} skipped: there is no {path}", flush=True)
+        elif name in real or (not known(name) and not Path(name).exists() and path.exists()):
+            yield name, str(path)
+        else:
+            yield Path(name).stem, name
+
+
+def known(name: str) -> bool:
+    """Return True if a graph of that name is generated."""
+    return name in RECIPES or name in ROADS or name.startswith(MYCIELSKIAN)
+
+
 @cache
 def load(name: str, *, device: str = "cuda", by_degree: bool = False, shuffle: bool = True) -> CSR:
-    """An unweighted graph with ascending columns in every row, kept for the next to ask.
+    """Return an unweighted graph with ascending columns in every row, kept for the next call.
 
     Parameters
     ----------
@@ -64,7 +108,11 @@ def load(name: str, *, device: str = "cuda", by_degree: bool = False, shuffle: b
         If not, the communities of a generated graph are ranges of ids.
     """
     recipe = RECIPES.get(name)
-    if recipe is None:
+    if name in ROADS:
+        graph = roads(ROADS[name]).to(device).tocsr()
+    elif name.startswith(MYCIELSKIAN):
+        graph = mycielskian(int(name.removeprefix(MYCIELSKIAN))).to(device).tocsr()
+    elif recipe is None:
         if not Path(name).exists():
             raise SystemExit(f"{name} is neither a file nor one of {', '.join(RECIPES)}")
         graph = sparsefmt.read(name).to(device).tocsr().with_data(None)
@@ -84,19 +132,41 @@ def load(name: str, *, device: str = "cuda", by_degree: bool = False, shuffle: b
     return graph.sorted_indices()
 
 
-def communities(name: str, *, device: str = "cuda") -> Array:
-    """(n,) The planted community of each vertex of ``load(name)``, which must be of ``RECIPES``.
+def roads(side: int, *, seed: int = 0) -> COO:
+    """Build a grid of crossings, of whose roads 3 in 10 are missing, and diagonals, 1 in 20."""
+    rng = np.random.default_rng(seed)
+    at = np.arange(side * side, dtype=np.int32).reshape(side, side)
+    pairs = (
+        (at[:, :-1], at[:, 1:], 0.7),
+        (at[:-1], at[1:], 0.7),
+        (at[:-1, :-1], at[1:, 1:], 0.05),
+    )
+    kept = []
+    for start, end, share in pairs:
+        there = rng.random(start.shape) < share
+        kept.append(np.stack([start[there], end[there]]))
+    return _both_ways(np.concatenate(kept, axis=1), side * side)
 
-    They depend on the vertices alone: a graph of the same seed without entries has the same.
-    """
-    recipe = RECIPES[name]
-    return generate.power_law_with_labels(
-        recipe.nodes, 0, community=recipe.community, seed=0, device=device
-    )[1]
+
+def mycielskian(k: int) -> COO:
+    """Build the graph of chromatic number ``k`` without triangles: Mycielski (1955)."""
+    edges, n = np.array([[0], [1]], np.int32), 2
+    for _ in range(k - 2):
+        u, v = edges
+        copies, apex = np.arange(n, 2 * n, dtype=np.int32), np.full(n, 2 * n, np.int32)
+        rows = np.concatenate([u, u, u + n, copies])
+        cols = np.concatenate([v, v + n, v, apex])
+        edges, n = np.stack([rows, cols]), 2 * n + 1
+    return _both_ways(edges, n)
+
+
+def _both_ways(edges: np.ndarray, n: int) -> COO:
+    row, col = np.concatenate([edges, edges[::-1]], axis=1)
+    return COO(np.ascontiguousarray(row), np.ascontiguousarray(col), shape=(n, n))
 
 
 def dtype(name: str) -> np.dtype[Any]:
-    """The dtype of that name; bfloat16 comes from ``ml_dtypes``."""
+    """Return the dtype of that name; bfloat16 comes from ``ml_dtypes``."""
     if name == "bfloat16":
         import ml_dtypes
 
@@ -114,22 +184,14 @@ _SPLITMIX = """
 
 @cache
 def _element_wise(output: str, body: str, name: str) -> Any:
-    """A kernel of the place's number alone: needs no library and no memory beside its output."""
+    """Build a kernel of the place's number alone, without memory beyond its output."""
     import cupy
 
     return cupy.ElementwiseKernel("int64 limit, int64 seed", output, _SPLITMIX + body, name)
 
 
-def random_integers(limit: int, count: int, index: Any, *, seed: int = 0) -> Array:
-    """Integers uniform in [0, limit) on the current GPU."""
-    import cupy
-
-    kernel = _element_wise("T y", "y = (T)__umul64hi(z, limit);", "benchmark_integers")
-    return kernel(limit, seed, cupy.empty(count, index))
-
-
 def uniform(like: Array, shape: tuple[int, ...], name: str = "float32", *, seed: int = 0) -> Array:
-    """Numbers uniform in [0, 1), rounded to the dtype of that name, on the device of ``like``."""
+    """Draw numbers uniform in [0, 1), of the dtype of that name, on the device of ``like``."""
     if not is_cupy(like):
         return np.random.default_rng(seed).random(shape, dtype=np.float32).astype(dtype(name))
     import cupy
@@ -140,7 +202,7 @@ def uniform(like: Array, shape: tuple[int, ...], name: str = "float32", *, seed:
 
 
 def normal(like: Array, shape: tuple[int, ...], name: str = "float32", *, seed: int = 0) -> Array:
-    """Normally distributed numbers, in the same way."""
+    """Draw normally distributed numbers, in the same way."""
     if not is_cupy(like):
         numbers = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
         return numbers.astype(dtype(name))
@@ -156,5 +218,5 @@ def normal(like: Array, shape: tuple[int, ...], name: str = "float32", *, seed: 
 
 
 def weighted(graph: CSR, name: str = "float32") -> CSR:
-    """The graph with values uniform in [0, 1)."""
+    """Return the graph with values uniform in [0, 1)."""
     return graph.with_data(uniform(graph.indptr, (graph.nnz,), name, seed=1))

@@ -1,17 +1,20 @@
 """What results are held against: float64 sums over stored entries, for sampled rows or entries.
 
-The kernels here are naive on purpose and share nothing with the library.  Each gives the relative
-error of every sampled number, infinite where the exact result is zero and the given one is not;
-half the distance of float16's subnormals is no error.
+Gathers and sums of torch alone, on the device of the arrays; nothing is shared with the library.
+Products are of numbers in [0, 1), so that no terms cancel: their error is relative to each value.
+Half the distance of float16's subnormals is no error.
 """
 
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import leaky_relu
 
 from sparsefmt import CBSR, CSR
-from sparsefmt.formats.arrays import Array, is_cupy
+from sparsefmt.formats.arrays import Array
 
 from . import _baselines
 
@@ -19,209 +22,118 @@ from . import _baselines
 ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 #: Largest relative error; bfloat16's own rounding is more than a thousandth and comes on top.
 LIMITS = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 1e-3 + ROUNDING["bfloat16"]}
-REDUCTIONS = ("sum", "mean", "max", "min")
 SAMPLES = 200
-#: Rows that are sorted at once.
-CHUNK = 1 << 15
+#: Rows that are sorted at once, and numbers of float64 that a pass holds.
+CHUNK, BUDGET = 1 << 15, 1 << 25
 #: Half the distance of float16's subnormals.
 SLACK = 2.0**-25
 
-_TYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
-_INDICES = {"int32": "int", "int64": "long long"}
 
-SOURCE = r"""
-#include <cuda_fp16.h>
-#include <cuda_bf16.h>
+def complaint(error: float, dtype: Any, *, in_turn: int = 0) -> str | None:
+    """Return why a result of this error is refused; None if it is right.
 
-__device__ double wide(float x) { return x; }
-__device__ double wide(__half x) { return __half2float(x); }
-__device__ double wide(__nv_bfloat16 x) { return __bfloat162float(x); }
-
-// Half the distance of subnormals, where it can matter for products of numbers in [0, 1).
-template <typename T> __device__ double slack() { return 0; }
-template <> __device__ double slack<__half>() { return 1.0 / (1 << 25); }
-
-template <typename T>
-__device__ double relative(T given, double exact) {
-    const double found = wide(given);
-    if (found == exact) return 0;
-    const double error = fabs(found - exact) - slack<T>();
-    return error <= 0 ? 0 : error / fabs(exact);
-}
-
-// A block takes one sampled row, a thread one of its results: that of a column of X, all of them in
-// order where columns is null. data, r and c may be null too.
-template <typename T, typename Index>
-__global__ void spmm_errors(const Index* indptr, const Index* indices, const T* data, const T* X,
-                            const T* r, const T* c, const T* Y, const long long* rows,
-                            const long long* columns, double* errors, int feat, int count,
-                            int reduce) {
-    const long long row = rows[blockIdx.x];
-    const long long start = indptr[row], stop = indptr[row + 1];
-    for (int t = threadIdx.x; t < count; t += blockDim.x) {
-        const long long f = columns ? columns[blockIdx.x * (long long)count + t] : t;
-        double result = reduce < 2 ? 0 : reduce == 2 ? -1.0 / 0.0 : 1.0 / 0.0;
-#pragma unroll 8
-        for (long long e = start; e < stop; ++e) {
-            const long long col = indices[e];
-            double x = wide(X[col * feat + f]);
-            if (data) x *= wide(data[e]);
-            if (c) x *= wide(c[col]);
-            if (reduce < 2) result += x;
-            else result = reduce == 2 ? fmax(result, x) : fmin(result, x);
-        }
-        if (reduce == 1) result /= stop - start;
-        if (r) result *= wide(r[row]);
-        if (start == stop) result = 0;
-        errors[blockIdx.x * (long long)count + t] = relative(Y[row * count + t], result);
-    }
-}
-
-// A thread takes one sampled entry.
-template <typename T, typename Index>
-__global__ void sddmm_errors(const long long* rows, const Index* indices, const T* X, const T* Y,
-                             const T* found, const long long* entries, double* errors, int feat,
-                             int count) {
-    const int k = blockIdx.x * blockDim.x + threadIdx.x;
-    if (k >= count) return;
-    const long long e = entries[k], col = indices[e];
-    double sum = 0;
-    for (int f = 0; f < feat; ++f) sum += wide(X[rows[k] * feat + f]) * wide(Y[col * feat + f]);
-    errors[k] = relative(found[e], sum);
-}
-
-// A thread takes one head of one sampled row and gives the worst of its entries.
-template <typename T, typename Index>
-__global__ void softmax_errors(const Index* indptr, const T* scores, const T* found,
-                               const long long* rows, double* errors, int heads) {
-    const long long start = indptr[rows[blockIdx.x]], stop = indptr[rows[blockIdx.x] + 1];
-    for (int h = threadIdx.x; h < heads; h += blockDim.x) {
-        double top = -1.0 / 0.0, sum = 0, worst = 0;
-        for (long long e = start; e < stop; ++e) top = fmax(top, wide(scores[e * heads + h]));
-        for (long long e = start; e < stop; ++e) sum += exp(wide(scores[e * heads + h]) - top);
-        for (long long e = start; e < stop; ++e) {
-            const double exact = exp(wide(scores[e * heads + h]) - top) / sum;
-            const double error = relative(found[e * heads + h], exact);
-            if (!(error <= worst)) worst = error;  // a NaN stays
-        }
-        errors[blockIdx.x * heads + h] = worst;
-    }
-}
-"""
+    Of so many terms that atomics add to a float32 one after the other, each addition rounds: the
+    error grows like the root of their number.
+    """
+    rounding = np.finfo(np.float32).eps * in_turn**0.5
+    return over(error, max(LIMITS[np.dtype(dtype).name], rounding))
 
 
-def expression(kernel: str, value: Any, index: Any) -> str:
-    """The name of an instantiation."""
-    return f"{kernel}<{_TYPES[np.dtype(value).name]}, {_INDICES[np.dtype(index).name]}>"
+def over(error: float, limit: float) -> str | None:
+    """Return why an error is refused; None up to the limit."""
+    return None if error <= limit else f"relative error {error:.3g}, at most {limit:.3g} is right"
 
 
-@cache
-def _kernel(name: str) -> Any:
-    import cupy
-
-    module = cupy.RawModule(code=SOURCE, options=("-std=c++17",), name_expressions=(name,))
-    return module.get_function(name)
+def refused(reason: str | None) -> dict[str, str]:
+    """Return the part of a row that says why its result is refused, if it is."""
+    return {"wrong": reason} if reason else {}
 
 
-def sampled_rows(A: CSR, count: int = SAMPLES) -> Array:
-    """The first, the last and the longest row and others at random, as int64 where ``A`` is."""
-    some = np.random.default_rng(0).integers(A.n_rows, size=max(count - 3, 0))
-    longest = int(A.lengths.argmax())
-    rows = np.unique(np.concatenate([some, [0, A.n_rows - 1, longest]]))
-    return _like(A.indptr, rows)
+def judged(error: float, limit: float) -> dict[str, Any]:
+    """Return the part of a row with its error, and why it is refused, if it is beyond the limit."""
+    return {"error": error} | refused(over(error, limit))
 
 
-def spmm_error(
-    A: CSR,
-    X: Array,
-    Y: Array,
-    *,
-    reduce: str = "sum",
-    row_scale: Array | None = None,
-    col_scale: Array | None = None,
-    columns: Array | None = None,
-) -> float:
-    """The largest relative error of ``Y`` in sampled rows; NaN if any is NaN.
+def rounded(error: float, dtype: Any) -> dict[str, Any]:
+    """Return the part of a row with the error of a result of that dtype, likewise."""
+    return {"error": error} | refused(complaint(error, dtype))
+
+
+def worst(result: Tensor, exact: Tensor) -> float:
+    """Return the largest error relative to each value; NaN if any is."""
+    difference = (result.double() - exact).abs()
+    if result.dtype == torch.float16:
+        difference = (difference - SLACK).clamp(min=0)
+    errors = torch.where(difference == 0, 0.0, difference / exact.abs())
+    return float(errors.max()) if errors.numel() else 0.0
+
+
+def norm_error(results: Any, exact: Any) -> float:
+    """Return the largest norm of a tensor's errors, relative to that of the exact one."""
+    pairs = [
+        (a.detach().double(), b.detach().double()) for a, b in zip(results, exact, strict=True)
+    ]
+    errors = [(a - b).norm() / b.norm().clamp(min=1e-300) for a, b in pairs]
+    return float(torch.stack(errors).max())  # NaN if any is
+
+
+# Products
+
+
+def sampled(places: Tensor, count: int, samples: int = SAMPLES) -> Tensor:
+    """Return the first, the last and the busiest vertex and others at random, ascending."""
+    chance = torch.Generator().manual_seed(0)
+    some = torch.randint(count, (max(samples - 3, 0),), generator=chance).to(places.device)
+    busiest = torch.bincount(places, minlength=count).argmax()
+    return torch.cat([some, torch.stack([busiest, busiest * 0, busiest * 0 + count - 1])]).unique()
+
+
+def spmm_error(A: CSR, X: Array, Y: Array, *, columns: Array | None = None) -> float:
+    """Return the largest relative error of ``Y`` in sampled rows; NaN if any is NaN.
 
     ``Y`` is the whole product, or has in each row what ``columns``, of its shape, says.
     """
-    rows = sampled_rows(A)
-    places = None if columns is None else columns[rows].astype(np.int64)
-    if not is_cupy(Y):
-        return _spmm_error_host(A, X, Y, rows, places)
-    import cupy
-
-    count = Y.shape[1]
-    errors = cupy.full((len(rows), count), np.nan)
-    kernel = _kernel(expression("spmm_errors", X.dtype, A.index_dtype))
-    scales = (pointer(row_scale), pointer(col_scale))
-    operands = (A.indptr, A.indices, pointer(A.data), X.data.ptr, *scales, Y.data.ptr)
-    arrays = (*operands, rows, pointer(places), errors)
-    sizes = (np.int32(X.shape[1]), np.int32(count), np.int32(REDUCTIONS.index(reduce)))
-    kernel((len(rows),), (min(count, 256),), (*arrays, *sizes))
-    return float(errors.max())
+    rows, cols = _baselines.ends_of(A)
+    chosen = sampled(rows, A.n_rows)
+    entries, x = _entries_of(rows, chosen, A.n_rows), _baselines.tensor(X)
+    exact = torch.zeros(len(chosen), x.shape[1], dtype=torch.float64, device=x.device)
+    for part in entries.split(max(1, BUDGET // max(x.shape[1], 1))):
+        terms = x[cols[part]].double()
+        if A.data is not None:
+            terms *= _baselines.tensor(A.data)[part, None].double()
+        exact.index_add_(0, torch.searchsorted(chosen, rows[part]), terms)
+    if columns is not None:
+        exact = exact.gather(1, _baselines.tensor(columns)[chosen].long())
+    return worst(_baselines.tensor(Y)[chosen], exact)
 
 
-def _spmm_error_host(A: CSR, X: Array, Y: Array, rows: Array, places: Array | None) -> float:
-    worst = 0.0
-    for at, row in enumerate(rows.tolist()):
-        span = slice(A.indptr[row], A.indptr[row + 1])
-        values = 1.0 if A.data is None else A.data[span, None].astype(np.float64)
-        exact = (values * X[A.indices[span]].astype(np.float64)).sum(0)
-        worst = _worst(worst, Y[row], exact if places is None else exact[places[at]])
-    return worst
-
-
-def sddmm_error(A: CSR, X: Array, Y: Array, found: Array) -> float:
-    """The largest relative error of ``found`` at sampled entries."""
+def sddmm_error(A: CSR, X: Array, Y: Array, result: Array) -> float:
+    """Return the largest relative error of ``result`` at sampled entries."""
     if A.nnz == 0:
         return 0.0
-    some = np.random.default_rng(0).integers(A.nnz, size=50 * SAMPLES)
-    entries = _like(A.indptr, np.unique(np.concatenate([some, [0, A.nnz - 1]])))
-    if not is_cupy(found):
-        rows = np.searchsorted(A.indptr, entries, side="right") - 1
-        pairs = zip(X[rows].astype(np.float64), Y[A.indices[entries]].astype(np.float64))  # noqa: B905
-        return _worst(0.0, found[entries], np.array([x @ y for x, y in pairs]))
-    import cupy
-
-    rows = cupy.searchsorted(A.indptr, entries.astype(A.index_dtype), side="right") - 1
-    errors = cupy.full(len(entries), np.nan)
-    kernel = _kernel(expression("sddmm_errors", X.dtype, A.index_dtype))
-    pointers = (X.data.ptr, Y.data.ptr, found.data.ptr)
-    arrays = (rows.astype(np.int64), A.indices, *pointers, entries, errors)
-    sizes = (np.int32(X.shape[1]), np.int32(len(entries)))
-    kernel((-(-len(entries) // 128),), (128,), (*arrays, *sizes))
-    return float(errors.max())
+    rows, cols = _baselines.ends_of(A)
+    some = torch.randint(A.nnz, (50 * SAMPLES,), generator=torch.Generator().manual_seed(0))
+    entries = torch.cat([some, torch.tensor([0, A.nnz - 1])]).unique().to(rows.device)
+    x, y = _baselines.tensor(X)[rows[entries]], _baselines.tensor(Y)[cols[entries]]
+    return worst(_baselines.tensor(result)[entries], (x.double() * y.double()).sum(1))
 
 
-def softmax_error(A: CSR, scores: Array, found: Array) -> float:
-    """The largest relative error of the probabilities in sampled rows; scores (nnz, heads)."""
-    rows = sampled_rows(A)
-    heads = scores.shape[1]
-    if not is_cupy(found):
-        worst = 0.0
-        for row in rows.tolist():
-            span = slice(A.indptr[row], A.indptr[row + 1])
-            if span.start < span.stop:
-                powers = np.exp(scores[span].astype(np.float64) - scores[span].max(0))
-                worst = _worst(worst, found[span], powers / powers.sum(0))
-        return worst
-    import cupy
-
-    errors = cupy.full((len(rows), heads), np.nan)
-    kernel = _kernel(expression("softmax_errors", scores.dtype, A.index_dtype))
-    arrays = (A.indptr, scores.data.ptr, found.data.ptr, rows, errors)
-    kernel((len(rows),), (32,), (*arrays, np.int32(heads)))
-    return float(errors.max())
+def softmax_error(A: CSR, scores: Array, result: Array) -> float:
+    """Return the largest relative error of probabilities in sampled rows; scores (nnz, heads)."""
+    rows, _ = _baselines.ends_of(A)
+    chosen = sampled(rows, A.n_rows)
+    entries = _entries_of(rows, chosen, A.n_rows)
+    powers = _baselines.tensor(scores)[entries].double().exp()
+    slots = torch.searchsorted(chosen, rows[entries])
+    sums = powers.new_zeros(len(chosen), powers.shape[1]).index_add_(0, slots, powers)
+    return worst(_baselines.tensor(result)[entries], powers / sums[slots])
 
 
 def wrong_maxk_rows(X: Array, S: CBSR) -> int:
-    """Rows of ``S`` that are not the first ``k`` of ``X`` by torch's stable sort, NaN first.
+    """Count rows of ``S`` that are not the first ``k`` of ``X`` by torch's stable sort, NaN first.
 
     All are compared, bit by bit.
     """
-    import torch
-
     wrong = 0
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[X.itemsize]
     chunks = (_baselines.tensor(array).split(CHUNK) for array in (X, S.indices, S.data))
@@ -233,34 +145,99 @@ def wrong_maxk_rows(X: Array, S: CBSR) -> int:
     return wrong
 
 
-def complaint(error: float, dtype: Any, *, in_turn: int = 0) -> str | None:
-    """Why a result of this error is refused; None if it is right.
+def _entries_of(places: Tensor, vertices: Tensor, count: int) -> Tensor:
+    """Return the numbers of the entries that belong to these of ``count`` vertices."""
+    chosen = torch.zeros(count, dtype=torch.bool, device=places.device)
+    chosen[vertices] = True
+    return chosen[places].nonzero()[:, 0]
 
-    Of so many terms that atomics add to a float32 one after the other, each addition rounds: the
-    error grows like the root of their number.
+
+# Attention
+
+SLOPE = 0.2
+Inputs = Mapping[str, Tensor]
+#: Of each kind: what belongs to rows, and what to columns; what is aggregated comes last.
+SIDES = {
+    "gat": (("er",), ("el", "h")),
+    "gatv2": (("right",), ("left",)),
+    "dot": (("queries",), ("keys", "values")),
+}
+#: (entries, heads) of each kind, of inputs by name and of the entries' rows and columns.
+SCORES: dict[str, Callable[[Inputs, Tensor, Tensor], Tensor]] = {
+    "gat": lambda x, r, c: leaky_relu(x["el"][c] + x["er"][r], SLOPE),
+    "gatv2": lambda x, r, c: (leaky_relu(x["left"][c] + x["right"][r], SLOPE) * x["att"]).sum(-1),
+    "dot": lambda x, r, c: (x["queries"][r] * x["keys"][c]).sum(-1) * x["keys"].shape[-1] ** -0.5,
+}
+#: Gradients read the result as it was rounded, and terms cancel: times the error of a product.
+CANCELS = 4.0
+#: Largest error of the gradient of ``att``, to which all entries add.
+ATT_LIMIT = 1e-3
+
+
+class Attention:
+    """Attention over entries (row, column) and its gradients in float64, at sampled vertices.
+
+    Scores are small here: no maximum is subtracted.
     """
-    rounding = np.finfo(np.float32).eps * in_turn**0.5
-    limit = max(LIMITS[np.dtype(dtype).name], rounding)
-    return None if error <= limit else f"relative error {error:.3g}, at most {limit:.3g} is right"
 
+    def __init__(
+        self, kind: str, ends: tuple[Tensor, Tensor], inputs: Inputs, grad: Tensor
+    ) -> None:
+        self.kind, self.ends, self.grad = kind, ends, grad
+        self.inputs = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
+        self.values = self.inputs[SIDES[kind][1][-1]]
 
-def _worst(so_far: float, found: Array, exact: Array) -> float:
-    difference = np.abs(found.astype(np.float64) - exact)
-    if found.dtype == np.float16:
-        difference = np.maximum(difference - SLACK, 0.0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        errors = np.where(difference == 0, 0.0, difference / np.abs(exact))
-    return float(np.max(errors, initial=so_far))
+    def _chunks(self, entries: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield rows and columns of all entries, or of these, a part at a time."""
+        rows, cols = self.ends if entries is None else (end[entries] for end in self.ends)
+        step = max(1, BUDGET // self.grad[0].numel())
+        yield from zip(rows.split(step), cols.split(step), strict=True)
 
+    def errors(self, results: Inputs) -> dict[str, float]:
+        """Return the error of ``out`` and of the gradients by name, relative to the largest."""
+        rows, cols = self.ends
+        n, m = len(self.grad), len(self.values)
+        for x in self.inputs.values():
+            x.grad = None
+        targets, sources = sampled(rows, n), sampled(cols, m)
+        # Rows whose sums are needed, and entries that add to what is compared.
+        near = torch.cat([targets, rows[_entries_of(cols, sources, m)]]).unique()
+        everything = "att" in self.inputs
+        sums, shares, out = self._sums(None if everything else _entries_of(rows, near, n))
+        chosen = torch.cat([_entries_of(rows, targets, n), _entries_of(cols, sources, m)]).unique()
+        for r, c in self._chunks(None if everything else chosen):
+            s = SCORES[self.kind](self.inputs, r, c)
+            p = (s.exp() / sums[r]).detach()
+            dots = (self.grad[r].double() * self.values[c]).sum(-1)
+            ds = (p * (dots - shares[r])).detach()
+            ((s * ds).sum() + (p * dots).sum()).backward()
+        exact = {"out": out} | {name: x.grad for name, x in self.inputs.items()}
+        places: dict[str, Any] = {"out": targets, "att": slice(None)}
+        for side, vertices in zip(SIDES[self.kind], (targets, sources), strict=True):
+            places |= dict.fromkeys(side, vertices)
+        pairs = {name: (results[name][places[name]], x[places[name]]) for name, x in exact.items()}
+        return {
+            name: float((result.double() - x).abs().max() / x.abs().max())
+            for name, (result, x) in pairs.items()
+        }
 
-def pointer(array: Array | None) -> Any:
-    """Where an array begins, as a kernel takes it; 0 for none."""
-    return np.intp(0 if array is None else array.data.ptr)
+    @torch.no_grad()
+    def _sums(self, entries: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return for each row sums of ``exp(s)``, of ``P <grad, V>``, and the result."""
+        sums = self.grad.new_zeros(self.grad.shape[:2], dtype=torch.float64)
+        out = self.grad.new_zeros(self.grad.shape, dtype=torch.float64)
+        for r, c in self._chunks(entries):
+            e = SCORES[self.kind](self.inputs, r, c).exp()
+            sums.index_add_(0, r, e)
+            out.index_add_(0, r, self.values[c] * e[..., None])
+        out /= sums.clamp(min=1e-300)[..., None]
+        shares = (self.grad.double() * out).sum(-1)
+        return sums, shares, out
 
-
-def _like(array: Array, rows: Any) -> Array:
-    if not is_cupy(array):
-        return rows.astype(np.int64)
-    import cupy
-
-    return cupy.asarray(rows.astype(np.int64))
+    def complaint(self, results: Inputs) -> tuple[float, str | None]:
+        """Return the largest error, and why results are refused."""
+        name = str(self.grad.dtype).removeprefix("torch.")
+        errors, most = self.errors(results), LIMITS[name] + ROUNDING[name]
+        limits = {"out": most, "att": max(CANCELS * most, ATT_LIMIT)}
+        reasons = [over(error, limits.get(one, CANCELS * most)) for one, error in errors.items()]
+        return max(errors.values()), next((f"{one}: {errors}" for one in reasons if one), None)

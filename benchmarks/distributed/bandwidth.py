@@ -7,47 +7,41 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .. import _harness
-from .._harness import Target
+from .._harness import MIB
+from .._table import Limit, print_row
 from .model import Link, fitted
 from .models import HIDDEN, MODELS
-from .pace import step_ms
-from .ranks import Ranks
+from .ranks import Ranks, step_ms
 from .shares import SIZES
 
-MIB = 1 << 20
 #: MiB that a rank sends to others, about.
 SENT = (4, 64, 512)
 QUICK_SENT = (1, 4)
 #: Numbers for a rank are a multiple of this: NCCL copies parts that begin between words of 16
 #: bytes at 178 GiB/s where others go at 290 (four H100).
 WHOLE = 1024
-COLUMNS = {"case": "<36", "mib": "8.2f", "ms": "9.3f", "gib_s": "8.1f"}
 
 
 def bandwidth(ranks: Ranks, options: argparse.Namespace) -> bool:
-    """Each number of ranks, 2 at least."""
-    first, counts = ranks.rank == 0, [count for count in options.ranks if count > 1]
-    if first:
-        _harness.print_head("exchanges alone, out of a rank", COLUMNS)
-    rows = []
-    for count in counts:
-        for row in measured(ranks, count, quick=options.quick):
-            rows.append(row)
-            if first:
-                _harness.print_row(row, COLUMNS)
-    where: dict[str, Any] = {"cuda": ranks.cuda, "folder": options.out}
-    return not (first and rows) or _harness.keep("distributed", "bandwidth", rows, judge, **where)
+    """Measure each number of ranks, 2 at least."""
+    counts = [count for count in options.ranks if count > 1]
+    rows = [row for count in counts for row in measured(ranks, count, quick=options.quick)]
+    if ranks.rank or not rows:
+        return True
+    for row in rows:
+        print_row(row)
+    rows.sort(key=lambda row: float(row["mib"]))
+    return bool(options.keep("bandwidth", rows, (Limit("gib_s", by=("ranks",), high=True),)))
 
 
 def part_of(size: int, others: int) -> int:
-    """Give the float32 numbers for each of the others, of about ``size`` bytes in all."""
+    """Return the float32 numbers for each of the others, of about ``size`` bytes in all."""
     return max(size // 4 // others // WHOLE, 1) * WHOLE
 
 
 @lru_cache(maxsize=4)
 def measured(ranks: Ranks, count: int, *, quick: bool) -> list[dict[str, Any]]:
-    """``all_to_all_single`` at each size, and ``all_reduce`` of the parameters of GraphSAGE."""
+    """Time ``all_to_all_single`` at each size, and ``all_reduce`` of GraphSAGE's parameters."""
     group, others, calls, sent = ranks.groups[count], count - 1, {}, {}
     for size in QUICK_SENT if quick else SENT:
         part, name = part_of(size * MIB, others), f"all_to_all_single, {count} ranks, {size} MiB"
@@ -81,9 +75,3 @@ def link(ranks: Ranks, count: int, *, quick: bool) -> Link:
     """Fit what joins so many ranks to the exchanges measured."""
     rows = [r for r in measured(ranks, count, quick=quick) if r["case"].startswith("all_to_all")]
     return fitted([r["mib"] * MIB for r in rows], [r["ms"] / 1e3 for r in rows])
-
-
-def judge(rows: list[dict[str, Any]]) -> list[Target]:
-    """Report the largest exchange of each number of ranks."""
-    most = {row["ranks"]: row for row in sorted(rows, key=lambda row: row["mib"])}
-    return [Target(f"{row['case']}, GiB/s", row["gib_s"]) for row in most.values()]

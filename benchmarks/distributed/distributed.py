@@ -1,9 +1,5 @@
 """Training over several GPUs: speed-up, what is exchanged and hidden, and a model that predicts it.
 
-``python -m benchmarks distributed [--ranks 1,2] [--device cpu|cuda] [--graphs reddit,products]
-[--models sage,gat,maxk] [--orders community,shuffled] [--sections steps,bandwidth,exchange,large]
-[--quick] [--out FOLDER] [--table]``
-
 One process for each GPU, joined by NCCL, or by gloo on the CPU; all numbers of ranks in one run.
 The sections are
 
@@ -21,9 +17,12 @@ The sections are
 """
 
 import argparse
+import sys
+from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 
-from .. import _harness, _options
+from .._table import RESULTS, Benchmark, Limit, Row, Section, Target, keep, numbers, some_of
 from .ranks import Ranks, start
 
 NAMES = ("bandwidth", "steps", "exchange", "large")
@@ -32,36 +31,22 @@ MODELS, ORDERS = ("sage", "gat", "maxk"), ("community", "shuffled")
 
 def main(argv: list[str]) -> int:
     """Run the sections asked for; 1 if a result was wrong."""
-    options = parse(argv)
-    if options.table:
-        import_module(".table", __package__).write(options.out or _harness.RESULTS)
+    if "--table" in argv:
+        parser = argparse.ArgumentParser(prog="python -m benchmarks distributed --table")
+        parser.add_argument("--table", action="store_true")
+        parser.add_argument("--out", type=import_module("pathlib").Path, default=RESULTS)
+        import_module(".table", __package__).write(parser.parse_args(argv).out)
         return 0
-    return 0 if start(work, options) else 1
-
-
-def parse(argv: list[str]) -> argparse.Namespace:
-    """The options; ``graphs``, ``models`` and ``orders`` are None where a section decides."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks distributed")
-    _options.add_options(parser)
-    parser.add_argument("--ranks", type=_options.widths, default=(1, 2), help="such as 1,2,4")
-    parser.add_argument("--models", type=_options.some_of(MODELS), help=", ".join(MODELS))
-    parser.add_argument("--orders", type=_options.some_of(ORDERS), help="of the vertices")
-    parser.add_argument("--sections", type=_options.some_of(NAMES), help=", ".join(NAMES))
-    table = "write the table and the plot of docs/scaling.md, and run nothing"
-    parser.add_argument("--table", action="store_true", help=table)
-    options = parser.parse_args(argv) if "--table" in argv else _options.parse(parser, argv)
-    if options.widths:
-        parser.error("the width is 256")
-    if options.device == "cpu" and "large" in (options.sections or ()):
-        parser.error("large needs GPUs")
-    if options.device == "cuda" and not options.table:
+    options = BENCHMARK.parse(argv)
+    options.ranks = options.ranks or (1, 2)
+    if options.cuda:
         import torch
 
         if max(options.ranks) > torch.cuda.device_count():
-            parser.error(f"{max(options.ranks)} ranks need as many GPUs: --ranks 1,2 needs 2")
-    if options.sections is None:
-        options.sections = [one for one in NAMES if options.device == "cuda" or one != "large"]
-    return options
+            message = f"{max(options.ranks)} ranks need as many GPUs: --ranks 1,2 needs 2"
+            print(message, file=sys.stderr)
+            return 2
+    return 0 if start(work, options) else 1
 
 
 def work(ranks: Ranks, options: argparse.Namespace) -> bool:
@@ -69,6 +54,7 @@ def work(ranks: Ranks, options: argparse.Namespace) -> bool:
     from .bandwidth import bandwidth
     from .training import training
 
+    options.keep = partial(_keep, options)
     right = True
     if "bandwidth" in options.sections:
         right &= bandwidth(ranks, options)
@@ -77,3 +63,22 @@ def work(ranks: Ranks, options: argparse.Namespace) -> bool:
     if "large" in options.sections:
         right &= import_module(".large", __package__).large(ranks, options)
     return right
+
+
+def _keep(
+    options: argparse.Namespace, section: str, rows: list[Row], limits: tuple[Limit, ...]
+) -> bool:
+    def judge(rows: list[Row]) -> list[Target]:
+        return [one for limit in limits for one in limit.targets(rows, options.device)]
+
+    return keep(BENCHMARK, section, rows, judge, cuda=options.cuda, folder=options.out)
+
+
+def _of_processes(options: argparse.Namespace) -> Iterator[Row]:
+    raise NotImplementedError("rows come of several processes: see work")
+
+
+SECTIONS = {name: Section(_of_processes, only="cuda" * (name == "large")) for name in NAMES}
+EXTRA = {"ranks": numbers, "models": some_of(MODELS), "orders": some_of(ORDERS)}
+BENCHMARK = Benchmark("distributed", __doc__, SECTIONS, EXTRA)
+BENCHMARKS = {"distributed": main}

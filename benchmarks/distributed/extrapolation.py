@@ -41,7 +41,7 @@ class Scenario:
     cut: float  #: share of the entries between ranks if there are many; 1 of a random order
 
     def share(self, ranks: int) -> Share:
-        """Of each rank alike."""
+        """Return the share of each rank, all alike."""
         return even_share(self.vertices, self.entries, ranks, self.cut * (1 - 1 / ranks))
 
 
@@ -67,19 +67,19 @@ class Point:
 
     @property
     def fits(self) -> bool:
-        """Whether a GPU of 141 GB has as much memory."""
+        """Return True if a GPU of 141 GB has as much memory."""
         return self.bytes < ROOM
 
 
 def link(ranks: int) -> Link:
-    """What joins a rank to so many: NVLink in its node, and the network at the same time."""
+    """Return what joins a rank to so many: NVLink in its node, and the network at the same time."""
     outside = max(ranks - NODE, 0) / max(ranks - 1, 1)
     slowest = max(outside / NETWORK, (1 - outside) / NVLINK.bandwidth)
     return replace(NVLINK, bandwidth=1 / slowest)
 
 
 def points(scenario: Scenario) -> Iterator[Point]:
-    """Each number of ranks."""
+    """Yield each number of ranks."""
     dense, maxk = (layers_of(name, *SIZES, HIDDEN) for name in ("sage", "maxk"))
     kept = [
         replace(layer, forward=one.forward, backward=one.backward) if layer.forward else layer
@@ -113,7 +113,7 @@ HEAD = (
 
 
 def rows(scenario: Scenario) -> Iterator[tuple[str, ...]]:
-    """Cells for each number of ranks that has room for its vertices and entries."""
+    """Yield cells for each number of ranks that has room for its vertices and entries."""
     found = [*points(scenario)]
     for point in found:
         times, size = point.dense, point.bytes / 1e9

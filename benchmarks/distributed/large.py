@@ -10,11 +10,10 @@ import torch
 from sparsefmt import autograd
 
 from .. import _harness
-from .._harness import Target
+from .._table import Limit, print_row
 from . import shares
 from .models import Training
-from .pace import step_ms
-from .ranks import Ranks
+from .ranks import Ranks, step_ms
 from .training import CHECKED_STEPS, Began, compared, peak
 
 #: Steps in which the loss has to fall: where layers are wide, Adam's first ones overshoot.
@@ -22,23 +21,12 @@ STEPS = 20
 GRAPH, ORDER, MODEL = "large", "shuffled", "sage"
 #: Hidden widths that one GPU tries; results are compared at the first.
 WIDTHS = (64, 256, 576, 1152, 2304)
-COLUMNS = {
-    "case": "<30",
-    "hidden": "7d",
-    "fits": "6d",
-    "ms": "9.2f",
-    "held_mib": "9.0f",
-    "peak_mib": "9.0f",
-    "error": "8.1e",
-}
 
 
 def large(ranks: Ranks, options: argparse.Namespace) -> bool:
     """On one GPU until memory does not do, then at that width on the most ranks."""
     count, first = max(options.ranks), ranks.rank == 0
     shares.check_alike(shares.csr_of(GRAPH, ORDER, ranks.device), ranks)
-    if first:
-        _harness.print_head(f"{GRAPH}, {MODEL}, on one GPU and on {count}", COLUMNS)
     expected: list[Began] = []
 
     def train(width: int) -> None:
@@ -65,8 +53,9 @@ def large(ranks: Ranks, options: argparse.Namespace) -> bool:
     row |= {"vertices": data.total, "hidden": width, "fits": fits}
     row |= {key: max(one[key] for one in by_rank) for key in by_rank[0]}
     row |= compared(MODEL, *expected, began) if expected else {}
-    _harness.print_row(row, COLUMNS)
-    return _harness.keep("distributed", "large", [row], judge, cuda=True, folder=options.out)
+    row["falls"] = losses[-1] / losses[0]
+    print_row(row)
+    return bool(options.keep("large", [row], (Limit("falls", "each", most=1.0),)))
 
 
 def until_memory(train: Callable[[int], None]) -> tuple[int, int | None]:
@@ -101,10 +90,3 @@ def _held(data: shares.Data) -> dict[str, float]:
     features = (graph.n_local + len(graph.halo.vertices)) * data.x[:1].nbytes
     entry = (held - features) / max(graph.local.nnz, 1)
     return {"held_mib": held / (1 << 20), "entry_bytes": entry}
-
-
-def judge(rows: list[dict[str, Any]]) -> list[Target]:
-    """Whether losses fall where one GPU has too little memory."""
-    ratios = {row["case"]: row["losses"][-1] / row["losses"][0] for row in rows}
-    name = "last loss over first"
-    return [Target(f"{one}, {name}", ratios[one], 1.0, at_least=False) for one in ratios]

@@ -43,7 +43,7 @@ class Link:
     peer: float = 0.0  #: seconds for each further rank
 
     def seconds(self, size: float, ranks: int) -> float:
-        """Of an exchange of so many bytes out of a rank."""
+        """Return seconds of an exchange of so many bytes out of a rank."""
         return self.latency + self.peer * (ranks - 2) + size / self.bandwidth
 
 
@@ -68,17 +68,17 @@ class Times:
 
     @property
     def total(self) -> float:
-        """The step."""
+        """Return seconds of the step."""
         return self.compute + self.exposed + self.reduce
 
     @property
     def hidden(self) -> float:
-        """Share of the exchange that a product hides; 1 where there is none."""
+        """Return the share of the exchange that a product hides; 1 where there is none."""
         return 1 - self.exposed / self.exchange if self.exchange else 1.0
 
 
 def expected_halo(vertices: float, entries: float, ranks: int, cut: float | None = None) -> float:
-    """Vertices that a rank reads of others, if its entries to them fall at random.
+    """Return the vertices that a rank reads of others, if its entries to them fall at random.
 
     ``h = k (1 - (1 - 1/k)^(c m / P))`` where ``k = n (1 - 1/P)`` are the vertices of others, of
     ``n`` vertices and ``m`` entries of the whole graph on ``P`` ranks.  The share ``c`` of the
@@ -92,7 +92,7 @@ def expected_halo(vertices: float, entries: float, ranks: int, cut: float | None
 
 
 def even_share(vertices: float, entries: float, ranks: int, cut: float | None = None) -> Share:
-    """Give each rank as many vertices and entries, and the halo that is expected."""
+    """Return as many vertices and entries for each rank, and the halo that is expected."""
     between = (1 - 1 / ranks if cut is None else cut) if ranks > 1 else 0.0
     halo = expected_halo(vertices, entries, ranks, between)
     return Share(vertices / ranks, entries / ranks, 1 - between, halo)
@@ -170,7 +170,7 @@ def fitted(sizes: Sequence[float], seconds: Sequence[float]) -> Link:
 
 
 def replicated(vertices: float, ranks: int) -> tuple[int, float]:
-    """Give the best replication of a 1.5-D partition, and the rows that a rank then moves.
+    """Return the best replication of a 1.5-D partition, and the rows that a rank then moves.
 
     Of ``P / c`` groups each has a block of rows, ``c`` times; a rank multiplies ``1 / c`` of the
     columns, whose ``n / c`` rows it receives, and its group adds up ``n c / P`` rows of results, in
@@ -183,7 +183,7 @@ def replicated(vertices: float, ranks: int) -> tuple[int, float]:
 
 
 def memory(layers: Sequence[Layer], share: Share, *, features: int, entry: float) -> float:
-    """Bytes of a rank: entries of ``entry`` bytes, constant features, layers and halos.
+    """Return the bytes of a rank: entries of ``entry`` bytes, constant features, layers and halos.
 
     Of each layer four arrays of its width live at once: the sum over neighbours, the result, what
     ReLU makes of it, and a gradient.  Of the halo the constant features stay; of the widest layer

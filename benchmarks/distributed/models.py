@@ -31,7 +31,7 @@ class Model(Module):
         self.layers, self.relu = ModuleList(layers), relu
 
     def forward(self, x: Tensor, graph: Any) -> Tensor:
-        """(n_local, feat) to (n_local, classes)."""
+        """Return logits of (n_local, classes)."""
         x = self.first(x)
         for at, layer in enumerate(self.layers):
             x = layer(x.relu() if self.relu and at else x, graph)
@@ -71,7 +71,7 @@ OVERLAPS = ("sage", "maxk")
 
 
 def layers_of(model: str, feat: int, classes: int, hidden: int) -> list[Layer]:
-    """Say what a step computes and exchanges, for the prediction.
+    """Return what a step computes and exchanges, for the prediction.
 
     A layer's aggregation, and so its exchange, is at the narrower of its widths.  Features that are
     constant are exchanged once, and not in a step, unless they are mapped first.
@@ -95,7 +95,7 @@ def layers_of(model: str, feat: int, classes: int, hidden: int) -> list[Layer]:
 
 
 def _sage_layer(i: int, o: int, *, constant: bool) -> Layer:
-    """Give a layer from ``i`` features, which have a gradient or are ``constant``, to ``o``.
+    """Return a layer from ``i`` features, which have a gradient or are ``constant``, to ``o``.
 
     What a rank adds up, in arrays: both parts of a product and of its gradient, the map of a
     vertex's own features, a bias after a product, and the gradients of both maps.  One GPU has a
@@ -136,7 +136,7 @@ class Training:
         return loss.detach()
 
     def step(self) -> Tensor:
-        """Train one step, and give its loss as ``backward`` does."""
+        """Train one step, and return its loss as ``backward`` does."""
         loss = self.backward()
         self.optimizer.step()
         return loss

@@ -37,7 +37,7 @@ class Data:
 
     @property
     def group(self) -> Any:
-        """Of the ranks that share the graph; None for a whole one."""
+        """Return the group of the ranks that share the graph; None for a whole one."""
         return self.graph.group if isinstance(self.graph, DistGraph) else None
 
 
@@ -52,7 +52,7 @@ def csr_of(name: str, order: str, device: str) -> CSR:
 
 
 def check_alike(A: CSR, ranks: Ranks) -> None:
-    """SystemExit if not all processes have the same graph."""
+    """Raise SystemExit if not all processes have the same graph."""
     places = namespace(A.indices).arange(A.nnz) % 1_000_003
     sums = {(A.shape, A.nnz, int((A.indices * places).sum()))}
     if len(sums.union(ranks.gather(*sums))) > 1:
@@ -60,14 +60,14 @@ def check_alike(A: CSR, ranks: Ranks) -> None:
 
 
 def whole(name: str, order: str, device: str) -> Data:
-    """All of it on one device."""
+    """Return all of it on one device."""
     A = csr_of(name, order, device)
     return _data(name, Graph(A), A, slice(0, A.n_rows))
 
 
 @lru_cache(maxsize=4)
 def share(name: str, order: str, count: int, ranks: Ranks) -> Data:
-    """Give the rows of this rank, of so many ranks."""
+    """Return the rows of this rank, of so many ranks."""
     A = csr_of(name, order, ranks.device)
     graph = Graph(A)
     bounds = balanced(graph, count)
@@ -84,7 +84,7 @@ def _data(name: str, graph: Any, A: CSR, rows: slice) -> Data:
 
 
 def forget(*, generated: bool) -> None:
-    """Let go of the graphs in an order, and of those as generated too."""
+    """Remove the graphs in an order, and of those as generated too."""
     csr_of.cache_clear()
     share.cache_clear()
     if generated:

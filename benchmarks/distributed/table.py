@@ -60,13 +60,13 @@ def write(folder: Path) -> None:
 
 
 def runs_of(folder: Path) -> list[dict[str, Any]]:
-    """The sections of each run on GPUs."""
+    """Return the sections of each run on GPUs."""
     paths = [folder / name for name in FILES]
     return [json.loads(path.read_text())["sections"] for path in paths if path.exists()]
 
 
 def blocks(runs: list[dict[str, Any]]) -> dict[str, str]:
-    """The text of each block of the page."""
+    """Return the text of each block of the page."""
     marks = ["---:"] * len(HEAD)
     tables = [
         f"**{one.name}**\n\n{_markdown(HEAD, marks, *extrapolated(one))}" for one in SCENARIOS
@@ -75,7 +75,7 @@ def blocks(runs: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def with_block(page: str, name: str, text: str) -> str:
-    """The page with that text in its block; SystemExit if it lacks the block."""
+    """Return the page with that text in its block; SystemExit if it lacks the block."""
     begin = f"<!-- begin: {name}, by python -m benchmarks distributed --table -->\n"
     before, found, rest = page.partition(begin)
     _, end, after = rest.partition("<!-- end")
@@ -86,7 +86,7 @@ def with_block(page: str, name: str, text: str) -> str:
 
 
 def measured(runs: list[dict[str, Any]]) -> str:
-    """Markdown of the sections of all runs."""
+    """Return Markdown of the sections of all runs."""
     parts = []
     for sections in runs:
         if "steps" in sections:
@@ -124,7 +124,7 @@ def _markdown(*lines: Iterable[str]) -> str:
 
 
 def plot(runs: list[dict[str, Any]], path: Path) -> None:
-    """Seconds of a step over GPUs, a panel a scenario; measured points beside the first."""
+    """Draw seconds of a step over GPUs, a panel a scenario; measured points beside the first."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""List every call whose result ``digests`` digests, by name."""
+"""Calls whose results ``digests`` digests, by name."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +15,7 @@ LOOPS = {**DROP, "self_loops": True}
 
 
 def mlp(s: Leaves) -> Any:
-    """Make the network inside GIN, from a seed."""
+    """Build the network inside GIN, from a seed."""
     import torch
 
     torch.manual_seed(5)
@@ -23,20 +23,20 @@ def mlp(s: Leaves) -> Any:
 
 
 def with_weights(layer: Any, s: Leaves) -> tuple[Any, Any]:
-    """Call attention for its result and the weights of entries."""
+    """Run attention for its result and the weights of entries."""
     y, (_, weights) = layer(s("x"), s.graph, s("attr"), return_attention_weights=True)
     return y, weights
 
 
 def again(s: Leaves, y: Any, name: str) -> Any:
-    """Give the gradient of a square sum, to be differentiated again."""
+    """Return the gradient of a square sum, to be differentiated again."""
     import torch
 
     return torch.autograd.grad(y.square().sum(), s(name), create_graph=True)[0]
 
 
 def attend(op: str, inputs: str, grad: str = "", **options: Any) -> Callable[[Setting], Any]:
-    """Call an attention operation, or its gradient, on inputs by name; "edges" names scores."""
+    """Return a call of an attention operation, or its gradient; "edges" names scores."""
 
     def call(s: Setting) -> Any:
         named = {"edge_scores": s("eh")} if options.get("edges") else {}
@@ -49,7 +49,7 @@ def attend(op: str, inputs: str, grad: str = "", **options: Any) -> Callable[[Se
 
 
 def attentions() -> dict[str, Callable[[Setting], Any]]:
-    """List the calls of the three attention operations and their gradients."""
+    """Return the calls of the three attention operations and their gradients."""
     every = {"edges": True, **LOOPS}
     table = {
         "gat": {
@@ -83,7 +83,7 @@ def attentions() -> dict[str, Callable[[Setting], Any]]:
 
 
 def sampled(**options: Any) -> Callable[[Setting], Any]:
-    """Call the sampled product, at eight entries a row."""
+    """Return a call of the sampled product, at eight entries a row."""
     return lambda s: ops.spmm_sampled(s.csr, s("x"), **{"width": 8, **options})
 
 
@@ -174,7 +174,7 @@ def convert(source: str, target: str) -> Callable[[Setting], Any]:
 
 
 def softmax(heads: str) -> dict[str, Callable[[Setting], Any]]:
-    """Call the softmax of edges and its gradient, with as many heads as the input has."""
+    """Return calls of the softmax of edges and its gradient, of so many heads."""
     return {
         f"edge_softmax/{heads}": lambda s: ops.edge_softmax(s.csr, s(heads)),
         f"edge_softmax_backward/{heads}": lambda s: ops.edge_softmax_backward(
@@ -363,7 +363,7 @@ LARGE = {
 
 
 def applies(name: str, s: Setting) -> bool:
-    """Tell whether a call is made in a setting, by what the words in its name ask for."""
+    """Return True if a call is made in a setting, by what the words in its name ask for."""
     if s.graph_name == "large" and name not in LARGE:
         return False
     if (s.dtype, s.index) != ("float32", "int32") and name not in CORE:
@@ -381,7 +381,7 @@ def applies(name: str, s: Setting) -> bool:
 
 
 def calls(s: Setting) -> dict[str, Callable[..., Any]]:
-    """Find what is computed in a setting: by features, or without where it has none."""
+    """Return what is computed in a setting: by features, or without where it has none."""
     found = {}
     for part, tables in TABLES.items():
         table = tables[0 if s.feat else 1]

@@ -1,4 +1,4 @@
-"""Make the graphs, arrays and tensors that ``digests`` computes on, from numpy's seeds alone."""
+"""Graphs, arrays and tensors that ``digests`` computes on, from numpy's seeds alone."""
 
 import contextlib
 import zlib
@@ -106,7 +106,7 @@ class Setting:
         self.sizes |= {"heads": 2, "eight": 8, "three": 3, "more": nnz + rows}
 
     def __getattr__(self, kind: str) -> Any:
-        """Find the matrix as "coo", "csr", "csc", "sgt" or "graph"."""
+        """Return the matrix as "coo", "csr", "csc", "sgt" or "graph"."""
         if kind not in ("coo", "csr", "csc", "sgt", "graph"):
             raise AttributeError(kind)
         return matrix(self.device, self.graph_name, self.dtype, self.index, kind)
@@ -116,7 +116,7 @@ class Setting:
         return seeded(name, tuple(self.sizes[size] for size in SHAPES[name].split()))
 
     def __call__(self, *names: str) -> Any:
-        """Put inputs on the device as arrays, one alone as itself."""
+        """Return inputs on the device as arrays, one alone as itself."""
         found = [self._array(self.values(name).astype(np.dtype(self.dtype))) for name in names]
         return found if len(found) > 1 else found[0]
 
@@ -129,16 +129,16 @@ class Setting:
 
     @property
     def factors(self) -> dict[str, Any]:
-        """Both scales, as options."""
+        """Return both scales, as options."""
         return {option: self(name) for option, name in FACTORS.items()}
 
     @property
     def S(self) -> Any:
-        """The features with a quarter of them kept."""
+        """Return the features with a quarter of them kept."""
         return ops.maxk(self("x"), self.k)
 
     def transpose(self) -> dict[str, Any]:
-        """The transpose of the CSR, as an option."""
+        """Return the transpose of the CSR, as an option."""
         return {"transposed": ops.transpose(self.csr)}
 
 
@@ -150,7 +150,7 @@ class Leaves(Setting):
         self.leaves: dict[str, Any] = {}
 
     def __call__(self, *names: str) -> Any:
-        """Give inputs as leaves on the device, one alone as itself."""
+        """Return inputs as leaves on the device, one alone as itself."""
         import torch
 
         options = {"dtype": getattr(torch, self.dtype), "device": self.device}
@@ -162,7 +162,7 @@ class Leaves(Setting):
         return found if len(found) > 1 else found[0]
 
     def layer(self, cls: Any, *args: Any, **options: Any) -> Any:
-        """Make a layer whose parameters follow from a seed, and remember them."""
+        """Build a layer whose parameters follow from a seed, and remember them."""
         import torch
 
         torch.manual_seed(7)
@@ -172,7 +172,7 @@ class Leaves(Setting):
         return made
 
     def tiled(self, costs: Any = ALL) -> Any:
-        """A graph of its own that goes by tiles."""
+        """Return a graph of its own that goes by tiles."""
         graph = sparsefmt.Graph(self.csr)
         ag.prepare(graph, tile=(64, 16), costs=costs)
         return graph

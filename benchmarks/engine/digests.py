@@ -5,20 +5,16 @@ before.json`` beside it says what differs.  Results that add up by atomics are l
 """
 
 import argparse
-import contextlib
 import dataclasses
-import datetime
 import hashlib
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +22,14 @@ import numpy as np
 
 import sparsefmt
 
-from .. import _options
+from .. import _harness
+from .._table import some_of
 from .digest_cases import TABLES, calls
 from .digest_inputs import GRAPHS, PLAIN, RICH, Leaves, Setting, matrix
 
-PACKAGES = ("numpy", "scipy", "numba", "cupy-cuda13x", "torch", "ml_dtypes")
-
 
 def settings(device: str, graphs: list[str]) -> Iterator[Setting]:
-    """Go through the graphs, dtypes and widths; a width of 0 is for what has no features."""
+    """Yield the graphs, dtypes and widths; a width of 0 is for what has no features."""
     for graph in graphs:
         for (dtype, index), widths in (RICH if graph == "powerlaw" else PLAIN).items():
             for feat in (0, *((128,) if graph == "large" else widths)):
@@ -42,14 +37,14 @@ def settings(device: str, graphs: list[str]) -> Iterator[Setting]:
 
 
 def key(name: str, s: Setting) -> str:
-    """Write the key of a call: ``ops/spmm/powerlaw/float32/int32/feat=64/sum``."""
+    """Return the key of a call: ``ops/spmm/powerlaw/float32/int32/feat=64/sum``."""
     part, op, variant = name.split("/")
     feat = [f"feat={s.feat}"] if s.feat else []
     return "/".join([part, op, s.graph_name, s.dtype, s.index, *feat, variant])
 
 
 def digest(value: Any) -> str:
-    """Digest what an operation returned: dtypes, shapes and bytes of all arrays in it."""
+    """Return the digest of a result: dtypes, shapes and bytes of all arrays in it."""
     found = hashlib.sha256()
     for piece in pieces(value):
         found.update(piece)
@@ -57,7 +52,7 @@ def digest(value: Any) -> str:
 
 
 def pieces(value: Any) -> Iterator[Any]:
-    """Give the bytes of a result and of what it is made of."""
+    """Yield the bytes of a result and of what it is made of."""
     if isinstance(value, sparsefmt.Graph):
         value = value.csr
     if dataclasses.is_dataclass(value):
@@ -82,7 +77,7 @@ def pieces(value: Any) -> Iterator[Any]:
 
 
 def computed(call: Callable[[Any], Any], s: Setting, part: str, variant: str) -> dict[str, Any]:
-    """Make one call and name its results; those of a function with gradients have them too."""
+    """Run one call and name its results; those of a function with gradients have them too."""
     if part == "ops":
         found = call(s)
         return dict(enumerate(found)) if isinstance(found, tuple) else {"": found}
@@ -103,7 +98,7 @@ def computed(call: Callable[[Any], Any], s: Setting, part: str, variant: str) ->
 
 
 def slope(y: Any) -> Any:
-    """Make the gradient of a result: numbers without a pattern, the same everywhere."""
+    """Return the gradient of a result: numbers without a pattern, the same everywhere."""
     import torch
 
     numbers = np.random.default_rng([7, *y.shape]).uniform(-1, 1, tuple(y.shape))
@@ -163,38 +158,8 @@ def shared_out(options: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
     return found, sorted(shaky)
 
 
-def commit() -> str:
-    """Say which commit the library is of, with a plus where files differ from it."""
-    folder = Path(sparsefmt.__file__).parent
-    asked = (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no", "."])
-    with contextlib.suppress(OSError, subprocess.CalledProcessError):
-        found, changed = (
-            subprocess.run(
-                ["git", *one], cwd=folder, capture_output=True, text=True, check=True
-            ).stdout.strip()
-            for one in asked
-        )
-        return found + "+" * bool(changed)
-    return "unknown"
-
-
-def machine(device: str) -> dict[str, Any]:
-    """Say what computed the digests."""
-    versions = {"python": platform.python_version()}
-    for name in PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    found = platform.processor() or platform.machine()
-    if device == "cuda":
-        import cupy
-
-        found = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return {"device": found, "commit": commit(), "date": date, "versions": versions}
-
-
 def asked(path: str, meta: dict[str, Any]) -> bool:
-    """Tell whether a key is among what was computed."""
+    """Return True if a key is among what was computed."""
     only = tuple(meta["only"]) or ("",)
     return path.split("/")[2] in meta["graphs"] and path.startswith(only)
 
@@ -225,7 +190,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--twice", action="store_true", help="leave out what does not repeat")
     parser.add_argument("--only", action="append", default=[], help="prefix of keys: ops/spmm")
     some = ",".join(GRAPHS)
-    parser.add_argument("--graphs", type=_options.some_of(GRAPHS), help=f"some of {some}")
+    parser.add_argument("--graphs", type=some_of(GRAPHS), help=f"some of {some}")
     parser.add_argument("--jobs", type=int, default=1, help="processes to share the work")
     return parser.parse_args(argv)
 
@@ -242,7 +207,7 @@ def main(argv: list[str]) -> int:
     start = time.monotonic()
     found, shaky = (shared_out if options.jobs > 1 else twice)(options)
     kept = {k: found[k] for k in sorted(found)}
-    meta = machine(options.device) | {"unrepeatable": shaky}
+    meta = _harness.machine(cuda=options.device == "cuda") | {"unrepeatable": shaky}
     meta |= {"graphs": options.graphs, "only": options.only}
     made = {"meta": meta | {"seconds": round(time.monotonic() - start, 1)}, "digests": kept}
     print(f"{len(kept)} digests, {len(shaky)} not repeatable,", end=" ")
@@ -251,6 +216,8 @@ def main(argv: list[str]) -> int:
         options.out.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n")
     return compare(made, json.loads(options.compare.read_text())) if options.compare else 0
 
+
+BENCHMARKS = {"digests": main}
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

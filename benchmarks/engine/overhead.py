@@ -1,9 +1,7 @@
-"""What a call costs the host, in µs and in additions of the same library; CUDA graph replays.
+"""What a call costs the host, in us and in additions of the same library; CUDA graph replays.
 
 Beside them what torch itself takes: its add, a Function that only allocates, and the dispatch of a
 library op, which eager calls on a GPU go around.
-
-``python -m benchmarks overhead [--device cpu|cuda] [--out FOLDER]``
 
 Calls on a small graph without waiting for the device, in batches of 200; the median batch.  A batch
 of additions runs right before each: a host's clock may change from one second to the next, and the
@@ -14,15 +12,15 @@ replayed 100 times with other inputs, and every replay compared with a call outs
 import argparse
 import statistics
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sparsefmt import Graph, autograd, ops
 from sparsefmt.formats.arrays import namespace
 
-from .. import _baselines, _graphs, _harness
-from .._harness import Target
+from .. import _baselines, _graphs, _harness, _oracle
+from .._harness import Call
+from .._table import Benchmark, Limit, Row, Section
 
 FEAT = 32
 BATCH, BATCHES = 200, 15
@@ -31,33 +29,25 @@ FORWARD_US, BOTH_US = 20.0, 60.0
 KEPT = 8  # features, or entries of a row
 #: Most that a call may cost, in additions of the same library: of arrays into ``out``, of tensors.
 MOST_ADDITIONS = {"ops.spmm(out=)": 2.0, "spmm, forward": 2.5, "maxk_aggregate": 6.0}
-COLUMNS = {"case": "<28", "us": "9.2f", "additions": "9.2f", "replays": "8d", "equal": "6d"}
-
-Call = Callable[[], Any]
 
 
-def main(argv: list[str]) -> int:
-    """Measure and report; 1 if a replay differs."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks overhead")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
-    parser.add_argument("--graph", default="small", help="of benchmarks/_graphs.py, or a path")
-    parser.add_argument("--out", type=Path, help="folder of the JSON, by default results/")
-    options = parser.parse_args(argv)
-    cuda = options.device == "cuda"
-    _harness.print_head("host microseconds per call", COLUMNS)
-    rows = []
-    cases = Cases(options.graph, options.device)
-    calls = cases.calls()
-    for case, call in calls.items():
-        addition = calls["add(out=)" if _is_of_arrays(case) else "torch.add"]
-        us, additions = host_us(call, addition, cuda=cuda)
-        rows.append({"case": case, "us": us, "additions": additions})
-        _harness.print_row(rows[-1], COLUMNS)
-    for case, (call, inputs) in cases.forwards().items() if cuda else ():
-        rows.append({"case": f"{case}, captured"} | replayed(call, inputs))
-        _harness.print_row(rows[-1], COLUMNS)
-    right = _harness.keep("overhead", "host", rows, judge, cuda=cuda, folder=options.out)
-    return 0 if right else 1
+def host(options: argparse.Namespace) -> Iterator[Row]:
+    """Yield what each call costs, and on a GPU how many replays of it are right."""
+    cuda = options.cuda
+    for name, source in _graphs.chosen(options, ("small",), cpu=("small",)):
+        prefix = "" if name == "small" else f"{name}: "
+        cases = Cases(source, options.device)
+        errors = cases.errors()
+        calls = cases.calls()
+        for case, call in calls.items():
+            addition = calls["add(out=)" if _is_of_arrays(case) else "torch.add"]
+            us, additions = host_us(call, addition, cuda=cuda, quick=options.quick)
+            row: Row = {"case": prefix + case, "us": us, "additions": additions}
+            if case in errors:
+                row |= {"error": errors[case]} | _oracle.refused(_oracle.over(errors[case], 1e-5))
+            yield row
+        for case, (call, inputs) in cases.forwards().items() if cuda else ():
+            yield {"case": f"{prefix}{case}, captured"} | replayed(call, inputs)
 
 
 class Cases:
@@ -73,8 +63,17 @@ class Cases:
         self.weight = _baselines.tensor(A.data)
         self.scores = _baselines.tensor(self.scores_array)
 
+    def errors(self) -> dict[str, float]:
+        """Return errors of the products, so that no wrong one is timed."""
+        A, X = self.A, self.X
+        Y = _baselines.tensor(ops.spmm(A, X))
+        dense = _baselines.tensor(A.toarray()).double() @ self.x.double()
+        product = autograd.spmm(self.graph, self.x, self.weight)
+        of_arrays, of_tensors = (_oracle.norm_error([y], [dense]) for y in (Y, product))
+        return {"A @ X": of_arrays, "ops.spmm(out=)": of_arrays, "spmm, forward": of_tensors}
+
     def forwards(self) -> dict[str, tuple[Call, list[Any]]]:
-        """Op -> a call through torch and the tensors that it reads."""
+        """Return calls through torch with the tensors that they read."""
         graph, x, y, weight, scores = self.graph, self.x, self.y, self.weight, self.scores
         return {
             "spmm": (lambda: autograd.spmm(graph, x, weight), [x, weight]),
@@ -84,7 +83,7 @@ class Cases:
         }
 
     def calls(self) -> dict[str, Call]:
-        """Everything timed: torch's own, forward, forward and backward, the array ops."""
+        """Return all that is timed: torch's own, forward, forward and backward, the array ops."""
         import torch
 
         from sparsefmt.autograd.tensors.prepare import tensors_of
@@ -93,7 +92,7 @@ class Cases:
         x, y, weight, s = (
             t.clone().requires_grad_() for t in (self.x, self.y, self.weight, self.scores)
         )
-        function, side = bare_function(), tensors_of(graph).rows
+        function, side = empty_function(), tensors_of(graph).rows
         arrays = side.indptr, side.indices, side.n_cols, side.plan
         args = self.x, self.weight, None, None, None, "sum"
 
@@ -120,7 +119,7 @@ class Cases:
         )
 
     def of_arrays(self) -> dict[str, Call]:
-        """The operations on arrays, and the array library's own addition."""
+        """Return the operations on arrays, and the array library's own addition."""
         A, X, scores = self.A, self.X, self.scores_array
         xp, out = namespace(X), self.X.copy()
         S, heads = ops.maxk(X, KEPT), X.reshape(len(X), 4, -1)
@@ -140,8 +139,8 @@ class Cases:
         }
 
 
-def bare_function() -> Callable[..., Any]:
-    """A Function of features and weights that only allocates."""
+def empty_function() -> Callable[..., Any]:
+    """Return a Function of features and weights that only allocates."""
     import torch
 
     class Bare(torch.autograd.Function):
@@ -161,32 +160,26 @@ def _is_of_arrays(case: str) -> bool:
     return case.startswith(("ops.", "add(")) or case == "A @ X"
 
 
-def host_us(call: Call, addition: Call, *, cuda: bool) -> tuple[float, float]:
-    """Microseconds until a call returns, and in additions: medians of batches taken in turn."""
+def host_us(call: Call, addition: Call, *, cuda: bool, quick: bool) -> tuple[float, float]:
+    """Return microseconds until a call returns, and in additions: medians of batches in turn."""
+    batches, calls = (2, 20) if quick else (BATCHES, BATCH)
     both = [
-        (_batch_us(addition, cuda=cuda), _batch_us(call, cuda=cuda)) for _ in range(BATCHES + 1)
-    ]
-    both = both[1:]  # the first ones warm up
-    ratios = [us / one for one, us in both]
+        (_batch_us(addition, calls, cuda=cuda), _batch_us(call, calls, cuda=cuda))
+        for _ in range(batches + 1)
+    ][1:]  # the first ones warm up
+    ratios = [us / addition_us for addition_us, us in both]
     return statistics.median(us for _, us in both), statistics.median(ratios)
 
 
-def _batch_us(call: Call, *, cuda: bool) -> float:
-    """Microseconds of one of a batch of calls, the device idle before it."""
-    _wait(cuda=cuda)
+def _batch_us(call: Call, calls: int, *, cuda: bool) -> float:
+    """Return microseconds of one of a batch of calls, the device idle before it."""
+    _harness.wait(cuda=cuda)
     start = time.perf_counter()
-    for _ in range(BATCH):
+    for _ in range(calls):
         call()
-    found = (time.perf_counter() - start) / BATCH * 1e6
-    _wait(cuda=cuda)
-    return found
-
-
-def _wait(*, cuda: bool) -> None:
-    if cuda:
-        import torch
-
-        torch.cuda.synchronize()
+    us = (time.perf_counter() - start) / calls * 1e6
+    _harness.wait(cuda=cuda)
+    return us
 
 
 def replayed(call: Call, inputs: list[Any]) -> dict[str, Any]:
@@ -215,21 +208,17 @@ def replayed(call: Call, inputs: list[Any]) -> dict[str, Any]:
     return row if equal == REPLAYS else row | {"wrong": f"{REPLAYS - equal} replays differ"}
 
 
-def judge(rows: list[dict[str, Any]]) -> list[Target]:
-    """The dearest forward and the dearest forward and backward; how many replays were equal."""
-    found = []
-    captured = any("equal" in row for row in rows)  # on a GPU, which the limits are for
-    for kind, most in (("forward", FORWARD_US), ("both", BOTH_US)):
-        limit = most if captured else None
-        held = {row["case"]: row["us"] for row in rows if row["case"].endswith(f", {kind}")}
-        worst = max(held, key=lambda case: held[case])
-        found.append(Target(f"us, {kind}, most ({worst})", held[worst], limit, at_least=False))
-    additions = {row["case"]: row["additions"] for row in rows if "additions" in row}
-    of_arrays = [case for case in additions if _is_of_arrays(case) and case != "add(out=)"]
-    for case in (*of_arrays, "spmm, forward", "maxk_aggregate") if additions else ():
-        most = MOST_ADDITIONS.get(case, 3.0) if captured else None
-        found.append(Target(f"additions, {case}", additions[case], most, at_least=False))
-    equal = [row["equal"] for row in rows if "equal" in row]
-    if equal:
-        found.append(Target("equal replays of each captured op", min(equal), REPLAYS))
-    return found
+def _most(row: Row) -> float | None:
+    limited = _is_of_arrays(row["case"]) or row["case"] in MOST_ADDITIONS
+    return MOST_ADDITIONS.get(row["case"], 3.0) if limited else None
+
+
+LIMITS = (
+    Limit(
+        "us", most=FORWARD_US, where=lambda row: row["case"].endswith(", forward"), label="forward"
+    ),
+    Limit("us", most=BOTH_US, where=lambda row: row["case"].endswith(", both"), label="both"),
+    Limit("additions", "each", most=_most),
+    Limit("equal", least=REPLAYS),
+)
+BENCHMARKS = {"overhead": Benchmark("overhead", __doc__, {"host": Section(host, LIMITS)})}

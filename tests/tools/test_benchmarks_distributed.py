@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="it trains models")
 
-from benchmarks import _harness  # noqa: E402  # without torch they cannot be imported
+from benchmarks._table import RESULTS  # noqa: E402  # without torch they cannot be imported
 from benchmarks.distributed import (  # noqa: E402
     bandwidth,
     distributed,
@@ -16,10 +16,9 @@ from benchmarks.distributed import (  # noqa: E402
     large,
     model,
     models,
-    pace,
+    ranks,
     table,
-    targets,
-    traffic,
+    training,
 )
 from sparsefmt.distributed import halo  # noqa: E402
 
@@ -117,14 +116,6 @@ def test_parts_of_an_exchange_begin_at_whole_words(size, ranks):
     assert bandwidth.part_of(1, ranks) == 1024
 
 
-def test_the_largest_exchange_of_each_number_of_ranks_is_reported():
-    rows = [
-        {"case": f"{ranks} ranks, {mib}", "ranks": ranks, "mib": mib, "gib_s": mib}
-        for ranks, mib in [(2, 512.0), (2, 4.0), (4, 4.0), (4, 511.99)]
-    ]
-    assert [one.value for one in bandwidth.judge(rows)] == [512.0, 511.99]
-
-
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
 def test_the_width_grows_until_memory_does_not_do(error):
     def train(width):
@@ -145,10 +136,10 @@ def test_nothing_fits_where_the_first_width_does_not():
 def test_ways_take_turns_and_all_of_a_block_but_its_first_are_timed():
     runs = []
     ways = {name: lambda name=name: runs.append(name) for name in "ab"}
-    found = pace.step_ms(ways, cuda=False, runs=pace.BLOCK + 1, warmups=1)
+    found = ranks.step_ms(ways, cuda=False, runs=ranks.BLOCK + 1, warmups=1)
     assert sorted(found) == ["a", "b"]
     assert runs[:2] == ["a", "b"]
-    assert runs.count("a") == runs.count("b") == 1 + pace.BLOCK + 1 + 2
+    assert runs.count("a") == runs.count("b") == 1 + ranks.BLOCK + 1 + 2
 
 
 @pytest.fixture
@@ -164,7 +155,7 @@ def test_exchanges_of_a_step_are_repeated_one_by_one(alone, monkeypatch):
     dist, given, sent = torch.distributed, torch.ones(6, 4), []
     before = halo._all_gather
     monkeypatch.setattr(dist, "all_to_all_single", lambda into, *_, **__: sent.append(into))
-    with traffic.repeatable() as found:
+    with ranks.repeatable() as found:
         for tensor in (given, given, given.long()):
             into = torch.empty_like(tensor)
             dist.all_to_all_single(into, tensor, [6], [6], group=None, async_op=True)
@@ -181,7 +172,7 @@ def test_exchanges_of_a_step_are_repeated_one_by_one(alone, monkeypatch):
 def test_exchanges_are_left_out_and_then_there_again(alone):
     dist, given, into = torch.distributed, torch.ones(4), torch.full((4,), 7.0)
     numbers = torch.full((4,), 7)
-    with traffic.silent():
+    with ranks.silent():
         assert dist.all_to_all_single(into, given, async_op=True).wait()
         assert halo._all_gather(into, given, async_op=True).wait()
         dist.all_to_all_single(numbers, given.long())
@@ -197,38 +188,38 @@ def step_row(graph, order, model, ranks, **figures):
     return row | {"ms": 10.0, "predicted_ms": 9.0, "speed_up": 1.7, "peak_mib": 1.0} | figures
 
 
-def limits_of(row):
-    """The limits of a case by what its figures are called after the case."""
-    found = targets.of_steps([row])
-    return {one.name.removeprefix("a, "): one.limit for one in found if one.limit is not None}
+def targets_of(row, limits=training.STEPS, device="cuda"):
+    """The targets of a case by what its figures are called after the case."""
+    found = [one for limit in limits for one in limit.targets([row], device)]
+    return {one.name.removeprefix("a "): one for one in found}
 
 
-EITHER = "predicted and measured, larger over smaller"
+def limits_of(row, device="cuda"):
+    return {k: one.limit for k, one in targets_of(row, device=device).items() if one.limit}
 
 
 @pytest.mark.parametrize(
     ("case", "limits"),
     [
-        (("reddit", "community", "sage", 2), {"speed-up": 1.8, "exchange hidden": 0.5}),
-        (("products", "shuffled", "sage", 2), {"speed-up": 1.8, "exchange hidden": 0.5}),
-        (("reddit", "community", "sage", 4), {"speed-up": 3.2}),
-        (("products", "shuffled", "sage", 4), {"speed-up": 3.2}),
+        (("reddit", "community", "sage", 2), {"speed_up": 1.8, "hidden": 0.5}),
+        (("products", "shuffled", "sage", 2), {"speed_up": 1.8, "hidden": 0.5}),
+        (("reddit", "community", "sage", 4), {"speed_up": 3.2}),
+        (("products", "shuffled", "sage", 4), {"speed_up": 3.2}),
         (("reddit", "community", "gat", 2), {}),
-        (("reddit", "community", "gat", 4), {"speed-up": 3.0}),
+        (("reddit", "community", "gat", 4), {"speed_up": 3.0}),
         (("reddit", "community", "maxk", 2), {}),
-        (("reddit", "community", "maxk", 4), {"speed-up": 2.6}),
+        (("reddit", "community", "maxk", 4), {"speed_up": 2.6}),
     ],
 )
 def test_targets_are_those_that_are_stated(case, limits):
-    row = step_row(*case, hidden=0.6)
-    assert limits_of(row) == limits | {EITHER: 1.15}
-    del row["peak_mib"]  # not on GPUs
-    assert limits_of(row) == {}
+    row = step_row(*case, hidden=0.6, off=1.1)
+    assert limits_of(row) == limits | {"off": 1.15}
+    assert limits_of(row, "cpu") == {}
 
 
 def test_other_orders_and_ranks_are_reported_without_further_targets():
     own = limits_of(step_row("products", "community", "sage", 2, hidden=0.6))
-    assert own == {"speed-up": 1.8, "exchange hidden": 0.5}
+    assert own == {"speed_up": 1.8, "hidden": 0.5}
     assert limits_of(step_row("products", "community", "sage", 4, hidden=0.6)) == {}
     assert limits_of(step_row("reddit", "community", "sage", 3)) == {}
     assert limits_of(step_row("flickr", "community", "sage", 4)) == {}
@@ -238,23 +229,24 @@ def test_other_orders_and_ranks_are_reported_without_further_targets():
     ("predicted", "right"), [(8.6, False), (8.8, True), (11.4, True), (11.6, False)]
 )
 def test_a_prediction_may_be_as_far_off_either_way(predicted, right):
-    found = targets.of_steps([step_row("reddit", "community", "gat", 2, predicted_ms=predicted)])
-    assert found[-1].ok is right
-    assert found[-2].value == pytest.approx(predicted / 10)
+    row = step_row("reddit", "community", "gat", 2, predicted_ms=predicted, silent_ms=9.0)
+    row |= training._ratios(row | {"exchange_ms": 2.0}, 17.0)
+    assert targets_of(row)["off"].ok is right
+    assert row["hidden"] == pytest.approx(0.5)
 
 
 def test_one_rank_and_bytes_are_judged():
     alone = step_row("reddit", "community", "sage", 1, over_plain=1.05)
-    assert [one.ok for one in targets.of_steps([alone])] == [False]
-    few = {"case": "c", "sent_mib": 2.0, "predicted_mib": 1.0, "over_dense": math.nan}
-    assert [one.ok for one in targets.of_exchange([few])] == [True, False]
+    assert not targets_of(alone)["over_plain"].ok
+    few = {"case": "a", "over_predicted": 2.0, "over_dense": math.nan}
+    assert [one.ok for one in targets_of(few, training.EXCHANGE).values()] == [True, False]
 
 
 def test_the_best_replication_moves_as_few_rows_as_the_formula_says():
     assert model.replicated(1024, 2) == (1, 1024)
     assert model.replicated(1024, 64) == (4, 1024 * (1 / 4 + 8 / 64))
-    for ranks in (32, 128, 512):
-        assert model.replicated(1, ranks)[1] == pytest.approx((8 / ranks) ** 0.5, rel=0.01)
+    for many in (32, 128, 512):
+        assert model.replicated(1, many)[1] == pytest.approx((8 / many) ** 0.5, rel=0.01)
 
 
 def test_memory_is_that_of_entries_vertices_and_the_halo():
@@ -295,7 +287,7 @@ def test_the_table_has_what_was_measured_beside_what_was_predicted(tmp_path):
 
 def test_the_page_has_the_tables_of_the_results_that_are_kept():
     page = table.PAGE.read_text(encoding="utf-8")
-    for name, text in table.blocks(table.runs_of(_harness.RESULTS)).items():
+    for name, text in table.blocks(table.runs_of(RESULTS)).items():
         assert table.with_block(page, name, text) == page, (
             "python -m benchmarks distributed --table"
         )
@@ -309,9 +301,8 @@ def test_a_page_without_the_block_is_refused():
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--sections", "large"], "large needs GPUs"),
+        (["--sections", "large"], "section large needs --device cuda"),
         (["--models", "gcn"], "gcn is none of sage, gat, maxk"),
-        (["--widths", "64"], "the width is 256"),
         (["--ranks", "0"], "'0' is no number of 1 or more"),
     ],
 )

@@ -118,7 +118,7 @@ def test_a_summary_reads_well(xp):
 
 def test_a_table_has_one_line_a_graph_and_the_mean(monkeypatch, xp):
     monkeypatch.syspath_prepend(str(REPOSITORY))
-    tile_table = importlib.import_module("benchmarks.tiles.tiles").tile_table
+    tile_table = importlib.import_module("benchmarks.formats").tile_table
     graphs = [("band", put(xp, banded(64, 1))), ("star", put(xp, star(64)))]
     lines = tile_table(graphs, tiles=[(8, 8)]).splitlines()
     assert lines[0] == "| graph | rows | entries | 8x8 saved | 8x8 density |"
@@ -131,11 +131,11 @@ def test_the_documentation_holds_the_table_of_the_real_graphs(
     shared_data, monkeypatch, tmp_path, capsys
 ):
     monkeypatch.syspath_prepend(str(REPOSITORY))
-    tiles = importlib.import_module("benchmarks.tiles.tiles")
+    tiles = importlib.import_module("benchmarks.formats")
     page = tmp_path / "formats.md"
     page.write_text(f"before\n{tiles.BEGIN}old\n{tiles.END}after\n", encoding="utf-8")
     monkeypatch.setattr(tiles, "PAGE", page)
-    assert tiles.main([str(shared_data)]) == 0
+    assert tiles.tiles([str(shared_data)]) == 0
     table = capsys.readouterr().out
     assert page.read_text(encoding="utf-8") == (
         f"before\n{tiles.BEGIN}\n{table}\n{tiles.END}after\n"
@@ -145,16 +145,16 @@ def test_the_documentation_holds_the_table_of_the_real_graphs(
 
 def test_a_folder_without_graphs_is_refused(monkeypatch, tmp_path, capsys):
     monkeypatch.syspath_prepend(str(REPOSITORY))
-    tiles = importlib.import_module("benchmarks.tiles.tiles")
+    tiles = importlib.import_module("benchmarks.formats")
     with pytest.raises(SystemExit, match="2"):
-        tiles.main([str(tmp_path)])
+        tiles.tiles([str(tmp_path)])
     assert "no .npz file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("found", ["", "BEGIN", "END", "END BEGIN"])
 def test_a_page_without_both_markers_is_left_alone(monkeypatch, tmp_path, found):
     monkeypatch.syspath_prepend(str(REPOSITORY))
-    tiles = importlib.import_module("benchmarks.tiles.tiles")
+    tiles = importlib.import_module("benchmarks.formats")
     page = tmp_path / "formats.md"
     text = "before\n" + "".join(getattr(tiles, name) for name in found.split()) + "after\n"
     page.write_text(text, encoding="utf-8")
@@ -162,7 +162,7 @@ def test_a_page_without_both_markers_is_left_alone(monkeypatch, tmp_path, found)
     A = banded(8, 1).tocsr()
     np.savez(tmp_path / "band.npz", indptr=A.indptr, indices=A.indices, shape=np.array(A.shape))
     with pytest.raises(SystemExit, match=r"formats.md lacks the lines .*, in this order: put"):
-        tiles.main([str(tmp_path)])
+        tiles.tiles([str(tmp_path)])
     assert page.read_text(encoding="utf-8") == text
 
 

@@ -1,1 +1,0 @@
-"""Benchmarks of fused attention, of one layer and of models with it."""

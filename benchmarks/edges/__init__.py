@@ -1,1 +1,0 @@
-"""Benchmarks of one number for each entry: SDDMM and the softmax."""

@@ -1,1 +1,0 @@
-"""Benchmarks of ``A @ X``: SpMM, and aggregation with both gradients."""

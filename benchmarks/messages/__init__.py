@@ -1,1 +1,0 @@
-"""Benchmarks of messages with features of edges."""

@@ -1,1 +1,0 @@
-"""The planner: compositions of layers against each other."""

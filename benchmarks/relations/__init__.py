@@ -1,1 +1,0 @@
-"""Edges of several types."""

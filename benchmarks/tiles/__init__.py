@@ -1,1 +1,0 @@
-"""Benchmarks of condensed tiles: products, translation, and models with them."""

@@ -1,0 +1,264 @@
+"""An epoch of each paper's models beside its peer: forward, loss, backward and Adam, all vertices.
+
+- ``fuse``: fuseGNN's GCN (16 features between two layers) and GAT (8 heads of 8) beside PyG;
+- ``tcgnn``: TC-GNN's GCN and AGNN (four layers of 32) in TF32, by tiles if they pay, beside PyG;
+- ``maxk``: MaxK-GNN's GraphSAGE (three layers of 256) with MaxK beside ReLU by torch.sparse;
+- ``sampled``: ES-SpMM's samples: a GCN over 16 random entries of a row beside PyG over all.
+
+All begin with the same weights, graphs are prepared before, and PyG's GCN keeps its normalised
+edges.  Logits and gradients are compared in float32 with the peer's layers doing the same: of MaxK
+by a dense product, of samples with as many entries as the longest row.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Linear, Module, ModuleList
+from torch.nn.functional import cross_entropy, elu, linear, relu
+
+from sparsefmt import CSR, Graph, autograd, nn, reorder
+from sparsefmt.ops import scale
+from sparsefmt.ops.tiles.kernels import MMA_TILE
+
+from . import _baselines, _graphs, _harness, _oracle
+from ._harness import Call
+from ._table import Benchmark, Limit, Row, Section
+
+CLASSES, HIDDEN, SAMPLE = 16, 256, 16
+LIMIT, MAXK_LIMIT = 1e-3, 1e-2  #: MaxK may keep another of two nearly equal features
+Layers = Callable[[int], list[Module]]
+
+
+class Model(Module):
+    """Layers of a graph with an activation between them, and linear maps at both ends or none."""
+
+    def __init__(
+        self, layers: list[Module], act: Callable[[Tensor], Tensor] = relu, ends: Any = None
+    ) -> None:
+        super().__init__()
+        self.layers, self.act = ModuleList(layers), act
+        self.ends = ModuleList(map(Linear, *zip(*ends, strict=True))) if ends else None
+
+    def forward(self, x: Tensor, graph: Any) -> Tensor:
+        """Return logits of (n, CLASSES)."""
+        x = self.ends[0](x) if self.ends else x
+        for at, layer in enumerate(self.layers):
+            x = layer(self.act(x) if at else x, graph)
+        out: Tensor = self.ends[1](x) if self.ends else x
+        return out
+
+
+class MeanLayer(nn.SAGEConv):
+    """GraphSAGE by any mean over in-neighbours, of what an activation makes of mapped features."""
+
+    def __init__(self, act: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(HIDDEN, HIDDEN)
+        self.act = act
+
+    def forward(self, x: Tensor, graph: Any, edge_weight: Tensor | None = None) -> Tensor:
+        """Return the mean of the mapped features, bias and own part; ``graph`` is the mean."""
+        y = graph(self.act(linear(x, self.lin_l.weight))) + self.lin_l.bias
+        out: Tensor = y + self.lin_r(x)
+        return out
+
+
+@dataclass(frozen=True)
+class System:
+    """A model of ours, its peer, and the peer's layers that give the same result."""
+
+    name: str
+    ours: Callable[[int], Module]
+    peer: Callable[[int], Module]
+    peer_graph: Callable[[CSR], Any]
+    graphs: tuple[str, ...]
+    reference: Callable[[int], Module] | None = None  #: the peer unless there is one
+    exact: Callable[[int, int], Module] | None = None  #: ours that equals it, by the longest row
+    precision: str = "highest"  #: of torch's matrix products
+    over: float | None = None  #: least speed-up
+
+
+def gcn(layer: Callable[..., Module], feat: int) -> Module:
+    """Build two layers of GCN."""
+    return Model([layer(feat, 16), layer(16, CLASSES)])
+
+
+def gat(layer: Callable[..., Module], feat: int) -> Module:
+    """Build two layers of GAT."""
+    return Model([layer(feat, 8, heads=8), layer(64, CLASSES)], elu)
+
+
+def agnn(layer: Callable[[], Module], feat: int) -> Module:
+    """Build four layers of AGNN between linear ones."""
+    return Model([layer() for _ in range(4)], lambda x: x, [(feat, 32), (32, CLASSES)])
+
+
+def sage(layer: Callable[[], Module], feat: int) -> Module:
+    """Build three layers of GraphSAGE between linear ones."""
+    ends = [(feat, HIDDEN), (HIDDEN, CLASSES)]
+    return Model([layer() for _ in range(3)], lambda x: x, ends)
+
+
+def pyg_layer(name: str, **options: Any) -> Callable[..., Module]:
+    """Return PyG's layer of that name, imported when it is made."""
+
+    def make(*channels: int, **more: Any) -> Module:
+        from torch_geometric import nn as pyg
+
+        layer: Module = getattr(pyg, name)(*channels, **options, **more)
+        return layer
+
+    return make
+
+
+def looped(A: CSR) -> Tensor:
+    """Return PyG's ``edge_index`` with each vertex' loop."""
+    from torch_geometric.utils import add_self_loops, remove_self_loops
+
+    edges = remove_self_loops(_baselines.edge_index(A))[0]
+    return add_self_loops(edges, num_nodes=A.n_rows)[0]
+
+
+def torch_mean(A: CSR) -> Callable[[Any], Any]:
+    """Return the mean over in-neighbours by torch.sparse, with gradient."""
+    weights = (1 / A.lengths.clip(1)).astype(np.float32)
+    return _baselines.torch_product(scale(A.with_data(None), row=weights))
+
+
+SMALL, TILED, LARGE = ("pubmed", "arxiv"), ("artist", "com-amazon", "arxiv"), ("reddit",)
+PYG_GCN = partial(gcn, pyg_layer("GCNConv", cached=True))
+PYG_GAT = partial(gat, pyg_layer("GATConv", add_self_loops=False))
+PYG_AGNN = partial(agnn, pyg_layer("AGNNConv", add_self_loops=False))
+EDGES = _baselines.edge_index
+
+
+def maxk(k: int, over: float) -> System:
+    """Return GraphSAGE that keeps ``k`` features."""
+    return System(
+        f"SAGE k={k}",
+        partial(sage, partial(nn.SAGEConv, HIDDEN, HIDDEN, k=k)),
+        partial(sage, partial(MeanLayer, relu)),
+        torch_mean,
+        LARGE,
+        reference=partial(sage, lambda: MeanLayer(nn.MaxK(k))),
+        over=over,
+    )
+
+
+SYSTEMS = {
+    "fuse": (
+        System("GCN", partial(gcn, nn.GCNConv), PYG_GCN, EDGES, SMALL, over=1.0),
+        System("GAT", partial(gat, nn.GATConv), PYG_GAT, looped, SMALL, over=1.0),
+    ),
+    "tcgnn": (
+        System("GCN", partial(gcn, nn.GCNConv), PYG_GCN, EDGES, TILED, precision="high"),
+        System("AGNN", partial(agnn, nn.AGNNConv), PYG_AGNN, looped, TILED, precision="high"),
+    ),
+    "maxk": (maxk(32, 4.0), maxk(16, 6.0)),
+    "sampled": (
+        System(
+            f"GCN S={SAMPLE}",
+            partial(gcn, partial(nn.GCNConv, training_sample=SAMPLE)),
+            PYG_GCN,
+            EDGES,
+            ("arxiv",),
+            exact=lambda feat, most: gcn(partial(nn.GCNConv, training_sample=most), feat),
+        ),
+    ),
+}
+
+
+class Epochs:
+    """Models of one system on a graph, all from the same weights."""
+
+    def __init__(self, system: System, A: CSR, feat: int, options: argparse.Namespace) -> None:
+        self.system, self.feat, self.options = system, feat, options
+        self.graph, self.longest = Graph(A), int(A.lengths.max())
+        if system.precision == "high":
+            autograd.prepare(self.graph, tile=MMA_TILE)
+        elif system.reference is not None:  # MaxK's gradient reads rows by communities
+            autograd.prepare(self.graph, order=reorder.community_order(A))
+        else:
+            autograd.prepare(self.graph)
+        self.peer_graph = system.peer_graph(A)
+        self.x = _baselines.tensor(_graphs.normal(A.indptr, (A.n_rows, feat)))
+        self.labels = torch.arange(A.n_rows, device=self.x.device) % CLASSES
+        torch.manual_seed(0)
+        self.weights = system.ours(feat).state_dict()
+
+    def model(self, make: Callable[[], Module]) -> Module:
+        """Build a model with the common weights."""
+        model = make().to(self.x.device)
+        model.load_state_dict(self.weights)
+        return model
+
+    def loss(self, model: Module, graph: Any) -> tuple[Tensor, Tensor]:
+        """Return logits and the loss."""
+        logits = model(self.x, graph)
+        return logits, cross_entropy(logits, self.labels)
+
+    def results(self, make: Callable[[], Module], graph: Any) -> list[Tensor]:
+        """Return logits, and the gradients of all weights as one tensor, by name."""
+        model = self.model(make)
+        logits, loss = self.loss(model, graph)
+        weights = [weight for _, weight in sorted(model.named_parameters())]
+        gradients = torch.autograd.grad(loss, weights)
+        return [logits.detach(), torch.cat([gradient.ravel() for gradient in gradients])]
+
+    def epoch(self, make: Callable[[], Module], graph: Any) -> Call:
+        """Return a function that trains for one epoch."""
+        model = self.model(make)
+        adam = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+
+        def run() -> None:
+            adam.zero_grad()
+            self.loss(model, graph)[1].backward()  # type: ignore[no-untyped-call]
+            adam.step()
+
+        return run
+
+    def row(self) -> Row:
+        """Compare results, then time epochs in turn; without the peer where it cannot run."""
+        system, feat = self.system, self.feat
+        ours, peer = partial(system.ours, feat), partial(system.peer, feat)
+        exact = partial(system.exact, feat, self.longest) if system.exact else ours
+        reference = partial(system.reference or system.peer, feat)
+        calls, row = {"ms": self.epoch(ours, self.graph)}, {}
+        try:
+            results = self.results(exact, self.graph), self.results(reference, self.peer_graph)
+            error = row["error"] = _oracle.norm_error(*results)
+            limit = MAXK_LIMIT if system.reference else LIMIT
+            row |= _oracle.refused(_oracle.over(error, limit))
+            torch.set_float32_matmul_precision(system.precision)
+            calls["peer_ms"] = self.epoch(peer, self.peer_graph)
+            calls["peer_ms"]()
+        except torch.OutOfMemoryError as reason:
+            return {"wrong": f"the peer has no memory to be compared with: {reason}"}
+        _harness.free()
+        row |= _harness.timed(calls, cuda=self.options.cuda, quick=self.options.quick)
+        torch.set_float32_matmul_precision("highest")
+        return row
+
+
+def rows(name: str, options: argparse.Namespace) -> Iterator[Row]:
+    """Yield every model of a paper on every graph."""
+    for system in SYSTEMS[name]:
+        for graph, source in _graphs.chosen(options, system.graphs):
+            A = _graphs.load(source, device=options.device)
+            feat = _graphs.FEATURES.get(graph, _graphs.OTHER_FEATURES)
+            row: Row = {"case": f"{system.name} {graph}", "model": system.name, "over": system.over}
+            yield row | Epochs(system, A, feat, options).row()
+
+
+LIMITS = (
+    Limit("over_peer", "each", least=lambda row: row["over"]),
+    Limit("over_peer", "mean", by=("model",)),
+    Limit("error", high=True),
+)
+SECTIONS = {name: Section(partial(rows, name), LIMITS) for name in SYSTEMS}
+BENCHMARKS = {"training": Benchmark("training", __doc__, SECTIONS)}

@@ -1,1 +1,0 @@
-"""Benchmarks of what a user waits for: wall time, the host's included."""
