@@ -210,7 +210,7 @@ class ReceivedRows:
         self._entries = [*entries[1 - REMEMBERED :], _Entry(x, rows)]
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Remove all rows that were received for tensors without a gradient."""
         self._entries = []
         self.cleared += 1
 

@@ -48,7 +48,7 @@ class Chunks:
 
     @property
     def blocks(self) -> int:
-        """Return the number of blocks."""
+        """Return the number of blocks of 32 chunks: one for each thread block of a kernel."""
         return len(self.slot) - 1
 
     def arrays(self) -> list[Array]:
@@ -57,9 +57,9 @@ class Chunks:
 
 
 def chunks(indptr: Array, nnz: int, pieces: int = PIECES) -> Chunks:
-    """Cut the rows of a CSR into chunks of about ``pieces`` pieces; a scan and searches.
+    """Split the rows of a CSR into chunks, each of about ``pieces`` pieces of 8 entries.
 
-    On a GPU it is finished when this returns, so that any stream may use it.
+    Takes a scan and searches.  On a GPU it is finished on return: any stream may use it.
     """
     xp, dtype = namespace(indptr), indptr.dtype
     with on_device_of(indptr), allocating(f"chunks of {nnz} entries"):

@@ -98,7 +98,7 @@ class LayerPlan:
         return None
 
     def _call(self, x: object, graph: GraphLike) -> Any:
-        """Return the key of a call in ``left``; None for a graph or features without a key."""
+        """Return the key by which ``left`` has calls that the layer's own code runs, or None."""
         if not isinstance(graph, Graph | Shared) or not isinstance(x, Tensor):
             return None
         stays = self.composition.settings.is_constant(x)

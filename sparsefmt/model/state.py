@@ -388,7 +388,7 @@ class Randomness:
             generator.set_state(state)
 
     def was_drawn_on_host(self) -> bool:
-        """Return True if a generator of the CPU has drawn since."""
+        """Return True if a generator on the CPU has drawn since this object read their states."""
         (python, numpy, states), now = self._before, self._now()
         pairs = zip(self._generators, states, now[2], strict=True)
         return (

@@ -114,7 +114,7 @@ class Ends(NamedTuple):
         return self.along(self.shared.square)
 
     def of_targets(self, x: Tensor) -> Tensor:
-        """Return the rows of the graph's targets out of those of all sources, if they are alike."""
+        """Return the first rows, those of targets, where processes share the graph; else all."""
         n_targets = self.tensors.n_rows
         return x if self.shared is None or n_targets == len(x) else x[:n_targets]
 

@@ -87,7 +87,7 @@ class Step(Between):
 
     @property
     def halo(self) -> str:
-        """Return the name of the number of rows received for a product with it, if it is sparse."""
+        """Return the name of the number of halo rows that products with the result get, or ""."""
         return next((tree.halo for tree in self.operands if tree.halo), "")
 
     def by_role(self) -> dict[str, "Tree"]:
@@ -155,7 +155,7 @@ class Applied(Step):
 
     @property
     def halo(self) -> str:
-        """Return the name of the number of rows received for a product with it, if it is sparse."""
+        """Return the name of the number of halo rows that products with the result get, or ""."""
         return self.source.halo
 
     def exchanges(self, training: bool) -> Iterator[Exchange]:

@@ -170,7 +170,7 @@ class Tensors(Arrays):
         return values
 
     def dense(self, name: str, value: Any, A: Any) -> Any:
-        """Check for a dense tensor."""
+        """Return ``value`` if it is a dense torch tensor, else raise; ``A`` is not read."""
         tensor(name, value)
         return value
 

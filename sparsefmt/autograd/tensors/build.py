@@ -71,7 +71,7 @@ class Arrays:
         return exact(self.structure)
 
     def known_structure(self) -> Structure:
-        """Return the structure with exact sizes if they were read, else for the most blocks.
+        """Return the CSR's structure, for the most thread blocks until its exact sizes are read.
 
         That may be another graph's too.  Its rows are cut between blocks only if the report says
         so, where the build is done.

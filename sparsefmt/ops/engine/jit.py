@@ -315,7 +315,7 @@ def told(function: Callable[[], object]) -> Iterator[None]:
 
 
 def tell() -> None:
-    """Call the function that waits to hear of a compilation."""
+    """Call what ``told`` was given, if anything, before a loop or kernel is compiled."""
     function = _told.get()
     if function is not None:
         function()

@@ -36,7 +36,7 @@ def spmm(
     row_scale: Array | None = None, col_scale: Array | None = None, reduce: str = "sum", *,
     out: Array | None = None, **_: Any,
 ) -> Array:  # fmt: skip
-    """Compute ``out[i] = r[i] * reduce of a[e] c[j] x[j]`` over the entries of row i."""
+    """Compute ``out[i] = r[i] * sum or mean of a[e] c[j] x[j]`` over the entries of row i."""
     if values is not None and values.ndim == 2:
         out = np.empty(shape_of_heads(A, x, values), x.dtype) if out is None else out
         for h in range(values.shape[1]):

@@ -142,7 +142,11 @@ def _combinations(
     indptr: Array, T: Array, scale: Array, left: Array, right: Array, out: Array, kind: Any,
     sign: float, pieces: int,
 ) -> None:  # fmt: skip
-    """Combine at each entry; features are (flat, row stride)."""
+    """Compute ``left[i] op right[j]`` for each entry, where ``kind`` and ``sign`` say the op.
+
+    Features are (flat, row stride), ``T`` is the columns and places of entries; ``scale`` is one
+    factor of ``left`` for each row, or empty, and no sum or difference reads it.
+    """
     unit = left[0].dtype.type(1)
     for piece in numba.prange(pieces):
         first, last = rows_of(indptr, piece, pieces)

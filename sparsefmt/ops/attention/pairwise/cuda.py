@@ -62,7 +62,7 @@ class RowShape:
 
     @property
     def values(self) -> int:
-        """Count the values of a lane."""
+        """Return how many values a lane reads of a slice of a row, over all its packs."""
         return self.vector * max(self.packs, 1)
 
 
@@ -104,7 +104,7 @@ class Pass(NamedTuple):
 
     @property
     def arrays(self) -> int:
-        """Count the arrays of features that it writes."""
+        """Return how many feature arrays the pass writes: 2 with keys' own gradient, else 1."""
         return 1 + (self.of_keys != "")
 
 
