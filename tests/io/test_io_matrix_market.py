@@ -405,3 +405,10 @@ def test_errors_are_value_errors_too(tmp_path):
         read(save(tmp_path, "nonsense"))
     with pytest.raises(SparseFmtError):
         read(save(tmp_path, "nonsense"))
+
+
+def test_an_error_of_a_call_is_not_the_files(tmp_path, monkeypatch):
+    """SciPy without ``spmatrix=``, which is older than what is allowed, raises so."""
+    monkeypatch.setattr(scipy.io, "mmread", lambda path: None)
+    with pytest.raises(TypeError, match="spmatrix"):
+        read(save(tmp_path, REAL + "1 1 1\n1 1 1\n"))
