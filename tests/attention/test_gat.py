@@ -130,29 +130,6 @@ def test_no_heads_and_no_features(xp, heads_feat, loops):
     check(xp, A, H, el, er, grad, **options_of(A, el, {"edge_scores": True, **loops}))
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=range(len(OPTIONS)))
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("kind", ["empty", "no rows", "one row", "star", "power law", "banded"])
-def test_each_vertex_has_one_loop(xp, kind, dtype, options):
-    for A, shape in zip((square(kind), square(kind, np.int64)), (((4,), 32), ((), 7)), strict=True):
-        H, el, er, grad = operands(A, *shape, dtype)
-        check(xp, A, H, el, er, grad, **options_of(A, el, options), **LOOPS)
-
-
-def test_a_loop_is_as_if_it_were_stored(xp):
-    A = square()
-    H, el, er, grad = operands(A, (4,), 8, np.float32)
-    coo, all_of = A.tocoo(), np.arange(A.n_rows, dtype=np.int32)
-    other = coo.row != coo.col
-    row, col = (np.concatenate([a[other], all_of]) for a in (coo.row, coo.col))
-    B = sparsefmt.COO(row, col, shape=A.shape)
-    expected = gat_backward_oracle(B.tocsr(), H, el, er, grad)
-    bounds = gat_backward_bound(A, H, el, er, grad, **LOOPS)
-    found = ops.gat_backward(put(xp, A), *(put(xp, a) for a in (H, el, er, grad)), **LOOPS)
-    for one, want, limit in zip(found[:3], expected[:3], bounds[:3], strict=True):
-        assert_close(one, want, bound=limit)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("shift", [-1e4, 0, 1e4])
 def test_scores_far_from_zero_overflow_nothing(xp, dtype, shift):
