@@ -140,7 +140,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 #: Rooms of operations, whose tests are of the loops that numba compiles.
-_COMPILED = {"attention", "cbsr", "edges", "engine", "gcn", "matmul", "sampling", "tiles"}
+_COMPILED = {"attention", "cbsr", "edges", "engine", "gcn", "laws", "matmul", "sampling", "tiles"}
 
 
 @pytest.fixture(autouse=True)

@@ -3,16 +3,18 @@
 import numpy as np
 import pytest
 import test_row_attention as whole
+from laws.cases import CASES
+from laws.checks import LAYOUTS, all_equal, check, placed
 from op_cases import (
     DTYPES,
     INDEX_DTYPES,
     KINDS,
+    LONG_ROWS,
     ROW_LENGTHS,
-    long_rows,
     matrix,
+    moved,
     name_of,
     put,
-    rows_of,
 )
 
 from sparsefmt import CSR, ops
@@ -20,7 +22,9 @@ from sparsefmt.ops.attention.pairwise import column_blocks as attention_column_b
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("one_thread", "in_parts")]
 
-SHAPES = [((4,), 32), ((1,), 128), ((2,), 7), ((), 5), ((3,), 40)]
+every_case = pytest.mark.parametrize(
+    "case", [case for case in CASES if case.name.startswith(("gatv2", "dot_attention"))], ids=str
+)
 
 
 @pytest.fixture
@@ -34,42 +38,32 @@ def xp():
     return pytest.importorskip("cupy")
 
 
-def check(xp, A, scores, heads, feat, dtype=np.float32, **options):
-    A = A.tocsr().sorted_indices()
-    arrays, grad = whole.operands(A, scores, heads, feat, dtype)
-    given = whole.options_of(A, arrays, options)
-    whole.check(xp, A, arrays, grad, **given)
+def sorted_matrix(case, *args, **options):
+    return case.matrix(*args, **options).tocsr().sorted_indices()
 
 
-@pytest.mark.parametrize("loops", [{}, whole.LOOPS], ids=["stored", "self_loops"])
-@pytest.mark.parametrize("scores", whole.SCORES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize(("heads", "feat"), SHAPES)
-def test_every_dtype_and_shape_of_features(xp, heads, feat, dtype, scores, loops):
-    for options in whole.OPTIONS:
-        check(xp, whole.square(), scores, heads, feat, dtype, **options, **loops)
+@pytest.mark.parametrize("feat", [1, 5, 16, 32, 40, 128])
+@every_case
+def test_every_dtype_and_width(xp, case, feat, dtype):
+    A = sorted_matrix(case, dtype)
+    check(xp, case, A, case.arguments(A, dtype, feat=feat))
 
 
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_graph(xp, kind, index_dtype):
-    for scores in whole.SCORES:
-        check(xp, matrix(kind, None, index_dtype), scores, (2,), 16)
+@pytest.mark.parametrize("kind", [*KINDS, *ROW_LENGTHS])
+@every_case
+def test_every_kind_of_graph(xp, case, kind, index_dtype):
+    A = sorted_matrix(case, np.float32, kind, index_dtype=index_dtype)
+    check(xp, case, A, case.arguments(A, feat=16))
 
 
-@pytest.mark.parametrize("lengths", ROW_LENGTHS)
-def test_rows_end_anywhere(xp, lengths):
-    A = rows_of(ROW_LENGTHS[lengths], 30, None, np.int32)
-    for B in (A, A.T.tocsr()):
-        check(xp, B, "dot", (2,), 16)
-
-
-@pytest.mark.parametrize("scores", whole.SCORES)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=name_of)
-def test_rows_and_columns_that_many_blocks_share(xp, dtype, scores):
-    A = long_rows(None, np.int32)
-    for B in (A, A.T.tocsr()):
-        check(xp, B, scores, (2,), 16, dtype)
+@every_case
+def test_rows_and_columns_that_many_blocks_share(xp, case, dtype):
+    A = sorted_matrix(case, dtype, "long")
+    for B in (A, A.T.tocsr().sorted_indices()):
+        check(xp, case, B, case.arguments(B, dtype, feat=16))
 
 
 @pytest.mark.parametrize("scores", whole.SCORES)
@@ -82,15 +76,19 @@ def test_what_is_infinite_stays_where_it_is(xp, dtype, scores):
     whole.test_infinite_features_reach_no_further_than_entries(xp, *shape, scores)
 
 
-@pytest.mark.parametrize("scores", whole.SCORES)
-def test_the_arrays_may_lie_anywhere(xp, scores):
+@pytest.mark.parametrize("layout", LAYOUTS)
+@every_case
+def test_the_arrays_may_lie_anywhere(xp, case, layout):
     """Even where that leaves columns in no parts."""
-    whole.test_the_arrays_may_lie_anywhere(xp, np.float32, scores)
+    A = case.matrix()
+    check(xp, case, A, case.arguments(A, feat=16), place=LAYOUTS[layout], matrix=moved)
 
 
-@pytest.mark.parametrize("scores", whole.SCORES)
-def test_results_repeat_bit_for_bit(xp, scores):
-    whole.test_results_repeat_bit_for_bit(xp, scores)
+@every_case
+def test_results_repeat_bit_for_bit(xp, case):
+    A, args = placed(xp, case, np.float32, LONG_ROWS)
+    first = case.run(A, args)
+    assert all(all_equal(xp, case.run(A, args), first) for _ in range(4))
 
 
 def test_parts_hold_each_entry_once(xp):

@@ -3,15 +3,10 @@
 import numpy as np
 import pytest
 from op_cases import (
-    INDEX_DTYPES,
-    KINDS,
-    ROW_LENGTHS,
     features,
     in_order,
     intact,
-    long_rows,
     matrix,
-    name_of,
     poisoned,
     put,
     rounded,
@@ -19,7 +14,7 @@ from op_cases import (
 )
 
 import sparsefmt
-from sparsefmt import UnsupportedError, ops
+from sparsefmt import ops
 from sparsefmt.ops.attention.oracle import (
     gat_backward_bound,
     gat_backward_oracle,
@@ -110,46 +105,6 @@ def test_every_shape_of_features(heads, feat, options):
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("rounds_always")
-@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_graph(kind, index_dtype):
-    A = matrix(kind, None, index_dtype).tocsr()
-    for k, (heads, feat) in enumerate([((4,), 32), ((3,), 5), ((), 64)]):
-        check(A, *operands(A, heads, feat, OPTIONS[2 * (k % 2)]))
-        if max(A.shape):
-            B = square(A)
-            check(B, *operands(B, heads, feat, OPTIONS[1 + 2 * (k % 2)]))
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("rounds_always")
-@pytest.mark.parametrize(("heads", "feat"), [((4,), 32), ((2,), 12), ((), 3), ((), 64)])
-def test_rows_end_anywhere(heads, feat):
-    for k, lengths in enumerate(ROW_LENGTHS.values()):
-        A = rows_of(lengths, 37, None, INDEX_DTYPES[k % 2], seed=k)
-        check(A, *operands(A, heads, feat, OPTIONS[2 * (k % 2)]))
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("rounds_always")
-@pytest.mark.parametrize(("heads", "feat"), [((8,), 8), ((1,), 64), ((2,), 12), ((3,), 5)])
-def test_rows_and_columns_that_many_blocks_share(heads, feat):
-    A = long_rows(None, np.int32)
-    check(A, *operands(A, heads, feat, OPTIONS[2]))
-    check(A.T.tocsr(), *operands(A.T, heads, feat))
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("rounds_always")
-@pytest.mark.parametrize("offset", [1, 2, 4])
-@pytest.mark.parametrize(("heads", "feat"), [((2,), 4), ((4,), 16), ((), 64)])
-def test_the_result_may_begin_anywhere(heads, feat, offset):
-    A = matrix("power law", None, np.int32).tocsr()
-    check(A, *operands(A, heads, feat), offset=offset)
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("rounds_always")
 @pytest.mark.parametrize("format", ["coo", "csc", "sgt"])
 def test_other_formats_are_converted(format):
     import cupy
@@ -192,26 +147,3 @@ def test_a_permission_is_taken_where_it_pays():
     ):
         assert found.chosen.name == "gat_csr_balanced"
         assert reason in str(found)
-
-
-def test_on_a_cpu_nothing_is_rounded():
-    A = rows_of([8] * 30, 30, None, np.int32)
-    *given, grad, _ = operands(A, (4,), 16)
-    np.testing.assert_array_equal(ops.gat(A, *given, **BF16), ops.gat(A, *given))
-    for one, other in zip(
-        ops.gat_backward(A, *given, grad, **BF16), ops.gat_backward(A, *given, grad), strict=True
-    ):
-        np.testing.assert_array_equal(one, other)
-    assert "the arrays are on the CPU" in str(ops.explain("gat", A, *given, **BF16))
-
-
-@pytest.mark.parametrize(("precision", "dtype"), [("bf16", np.float64), ("half", np.float32)])
-def test_only_float32_is_rounded_and_by_known_words(precision, dtype):
-    A = rows_of([8] * 30, 30, None, np.int32)
-    H, el, er, grad = (a.astype(dtype) for a in operands(A, (4,), 16)[:4])
-    for call in (
-        lambda: ops.gat(A, H, el, er, precision=precision),
-        lambda: ops.gat_backward(A, H, el, er, grad, precision=precision),
-    ):
-        with pytest.raises(UnsupportedError, match=f"^precision is .{precision}.*"):
-            call()

@@ -1,24 +1,17 @@
 """``sspmm`` whose float32 gradients may be rounded to bfloat16, against loops in float64."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 from op_cases import (
-    INDEX_DTYPES,
-    KINDS,
-    far_apart,
     features,
-    long_rows,
     matrix,
-    name_of,
     put,
     quick_oracle,
     rounded,
     rows_of,
 )
 
-from sparsefmt import UnsupportedError, ops
+from sparsefmt import ops
 from sparsefmt.ops.cbsr import cuda_sspmm as cbsr_cuda_sspmm
 from sparsefmt.ops.cbsr.oracle import sspmm_bound, sspmm_oracle
 from sparsefmt.ops.cbsr.windows import WindowSizes
@@ -66,43 +59,6 @@ def test_every_width(feat, k):
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("rounds_always")
-@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_graph(kind, index_dtype):
-    A = matrix(kind, F32 if len(kind) % 2 else None, index_dtype).tocsr()
-    for reduce in ("sum", "mean"):
-        check(A, balanced(A, 19, 6), reduce=reduce)
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("rounds_always")
-@pytest.mark.parametrize("k", [3, 8, 16, 32, 64, 130])
-@pytest.mark.parametrize("weighted", [True, False])
-def test_rows_that_are_long(k, weighted):
-    A = long_rows(F32 if weighted else None, np.int32)
-    check(A, balanced(A, 136, k), quick=True)
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("rounds_always")
-@pytest.mark.parametrize("reduce", ["sum", "mean"])
-def test_factors_stay_as_they_are(reduce):
-    A = matrix("power law", F32, np.int32).tocsr()
-    r, c = (features(n, 1, F32)[:, 0] for n in A.shape)
-    check(A, balanced(A, 64, 8), reduce=reduce, row_scale=r, col_scale=c)
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("rounds_always")
-@pytest.mark.parametrize(("feat", "k"), [(64, 8), (33, 4)])
-def test_rows_may_lie_apart(feat, k):
-    A = matrix("power law", F32, np.int32).tocsr()
-    for gap, shift in ((3, 0), (0, 1), (8, 4)):
-        check(A, balanced(A, feat, k), place=partial(far_apart, gap=gap, shift=shift))
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("rounds_always")
 @pytest.mark.parametrize("sizes", [WindowSizes(1, 1, 8), WindowSizes(8, 3, 100)], ids=str)
 def test_windows_of_any_size(monkeypatch, sizes):
     monkeypatch.setattr(cbsr_cuda_sspmm, "window_sizes", lambda *_, **__: sizes)
@@ -140,18 +96,3 @@ def test_windows_of_rounded_rows_are_taller():
     )
     assert (exact.height, near.height) == (128, 256)
     assert exact.parts == near.parts
-
-
-def test_on_a_cpu_nothing_is_rounded():
-    A = rows_of([8] * 30, 30, F32, np.int32)
-    S, dY = balanced(A, 64, 4), features(30, 64, F32)
-    found = ops.sspmm(A, dY, S, **BF16).data
-    np.testing.assert_array_equal(found, ops.sspmm(A, dY, S).data)
-    assert "the arrays are on the CPU" in str(ops.explain("sspmm", A, dY, S, **BF16))
-
-
-@pytest.mark.parametrize(("precision", "dtype"), [("bf16", np.float64), ("half", np.float32)])
-def test_only_float32_is_rounded_and_by_known_words(precision, dtype):
-    A, X = rows_of([8] * 30, 30, dtype, np.int32), features(30, 64, dtype)
-    with pytest.raises(UnsupportedError, match=f"^precision is .{precision}.*"):
-        ops.sspmm(A, X, ops.maxk(X, 4), precision=precision)

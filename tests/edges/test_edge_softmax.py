@@ -4,16 +4,10 @@ import numpy as np
 import pytest
 from op_cases import (
     DTYPES,
-    FORMATS,
-    INDEX_DTYPES,
-    KINDS,
-    ROW_LENGTHS,
     features,
     in_data_order,
     intact,
-    long_rows,
     matrix,
-    moved,
     name_of,
     poisoned,
     put,
@@ -58,34 +52,6 @@ def test_every_dtype_and_number_of_heads(xp, dtype, heads):
     check(xp, A, scores)
     p = edge_softmax_oracle(A, scores).astype(dtype)
     check_backward(xp, A, p, features(A.nnz, heads, dtype, seed=2))
-
-
-@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("format", FORMATS)
-def test_every_kind_of_graph_and_format(xp, format, kind, index_dtype):
-    A = matrix(kind, np.float32, index_dtype).asformat(format)
-    for heads in ((), (3,)):
-        check(xp, A, features(A.nnz, heads, np.float32))
-
-
-@pytest.mark.parametrize("heads", [(), (5,)])
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-def test_rows_end_anywhere_in_a_window(xp, dtype, heads):
-    for k, lengths in enumerate(ROW_LENGTHS.values()):
-        A = rows_of(lengths, 9, None, INDEX_DTYPES[k % 2])
-        scores = features(A.nnz, heads, dtype)
-        check(xp, A, scores)
-        check_backward(xp, A, edge_softmax_oracle(A, scores).astype(dtype), scores[::-1].copy())
-
-
-@pytest.mark.parametrize("heads", [(), (4,)])
-def test_rows_that_many_blocks_share(xp, heads):
-    A = long_rows(None, np.int32)
-    scores = 5 * features(A.nnz, heads, np.float32)
-    check(xp, A, scores)
-    p = edge_softmax_oracle(A, scores).astype(np.float32)
-    check_backward(xp, A, p, features(A.nnz, heads, np.float32, seed=3))
 
 
 @pytest.mark.gpu
@@ -136,33 +102,9 @@ def test_infinite_scores_and_nan_are_as_in_torch(xp, dtype, heads):
     assert np.isnan(found[3:9]).all()  # only -inf; a NaN; the infinity itself
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-def test_the_arrays_may_begin_anywhere(xp, dtype):
-    A = rows_of(ROW_LENGTHS["every length"], 9, None, np.int32)
-    scores = features(A.nnz + 1, (4,), dtype)
-    for part in (np.s_[1:], np.s_[1:, :1], np.s_[1:, 1:], np.s_[:0:-1]):
-        found = ops.edge_softmax(moved(xp, A), put(xp, scores)[part])
-        expected = edge_softmax_oracle(A, scores[part])
-        assert_close(found, expected, bound=edge_softmax_bound(A, scores[part]))
-
-
 def test_shifting_a_row_changes_nothing(xp):
     A = matrix("power law", None, np.int32).tocsr()
     scores = np.round(features(A.nnz, (), np.float32) * 8)
     shift = np.repeat(np.arange(A.n_rows, dtype=np.float32), A.lengths)
     first, second = (ops.edge_softmax(put(xp, A), put(xp, s)) for s in (scores, scores + shift))
     assert bool((first == second).all())
-
-
-def test_results_repeat_bit_for_bit(xp):
-    A = put(xp, long_rows(None, np.int32))
-    scores = put(xp, features(A.nnz, (4,), np.float32))
-    first = ops.edge_softmax(A, scores)
-    assert all(bool((ops.edge_softmax(A, scores) == first).all()) for _ in range(5))
-
-
-def test_explain_names_the_kernel():
-    A = matrix("power law", None, np.int32)
-    scores = features(A.nnz, (), np.float32)
-    assert ops.explain("edge_softmax", A.tocsr(), scores).chosen.name == "edge_softmax_numba"
-    assert "through_csr" in ops.explain("edge_softmax_backward", A, scores, scores).chosen.name

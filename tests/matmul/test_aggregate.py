@@ -4,11 +4,6 @@ import numpy as np
 import pytest
 from op_cases import (
     DTYPES,
-    FORMATS,
-    INDEX_DTYPES,
-    KINDS,
-    WIDTHS,
-    far_apart,
     features,
     long_rows,
     matrix,
@@ -19,28 +14,6 @@ from op_cases import (
 
 from sparsefmt import ops
 from sparsefmt.ops.matmul import aggregation
-from sparsefmt.testing import assert_close, error_bound, spmm_oracle
-
-
-@pytest.mark.parametrize("method", ["auto", "gas", "gar"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("format", FORMATS)
-def test_every_method_sums_every_format(xp, format, dtype, method):
-    A = matrix("power law", dtype, np.int32).asformat(format)
-    for width in (0, 1, 20):
-        X = features(A.n_cols, width, dtype)
-        Y = ops.aggregate(put(xp, A), put(xp, X), method=method)
-        assert_close(Y, spmm_oracle(A, X), bound=error_bound(A, X))
-        assert Y.dtype == X.dtype
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", ["gas", "gar"])
-def test_every_kind_of_graph(xp, method, kind):
-    A = matrix(kind, None, np.int64)
-    X = features(A.n_cols, 6, np.float32)
-    Y = ops.aggregate(put(xp, A), put(xp, X), method=method)
-    assert_close(Y, spmm_oracle(A, X), bound=error_bound(A, X))
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=name_of)
@@ -53,32 +26,9 @@ def test_scattering_sums_in_float32(xp, dtype):
     assert float(found[0, 0]) == 400 * 16
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
-def test_scattering_takes_every_width_in_any_order(xp, dtype, index_dtype):
-    A = matrix("power law", dtype, index_dtype)
-    for B in (A, A.with_data(None), A.tocsr().tocoo()):
-        for width in WIDTHS:
-            X = features(A.n_cols, width, dtype)
-            exact, bound = quick_oracle(B.tocsr(), X)
-            assert_near(ops.aggregate(put(xp, B), put(xp, X), method="gas"), exact, bound)
-
-
 def assert_near(found, exact, bound):
     found = np.asarray(found.get() if hasattr(found, "get") else found).astype(np.float64)
     assert (np.abs(found - exact) <= bound).all()
-
-
-@pytest.mark.parametrize("width", [7, 16, 62, 64])
-def test_scattering_reads_rows_that_lie_apart(xp, width):
-    A = matrix("isolated rows", np.float32, np.int32)
-    X = features(A.n_cols, width, np.float32)
-    r, c = features(A.n_rows, (), np.float32), features(A.n_cols, (), np.float32)
-    for gap, shift in ((0, 0), (2, 0), (4, 0), (4, 2), (4, 1)):
-        args = put(xp, A), far_apart(xp, X, gap=gap, shift=shift)
-        Y = ops.spmm(*args, row_scale=put(xp, r), col_scale=put(xp, c))
-        scaled = ops.scale(A, r, c)
-        assert_close(Y, spmm_oracle(scaled, X), bound=2 * error_bound(scaled, X))
 
 
 def test_scattering_adds_up_runs_of_many_blocks(xp):

@@ -4,29 +4,18 @@ import numpy as np
 import pytest
 from op_cases import (
     DTYPES,
-    FORMATS,
     INDEX_DTYPES,
-    KINDS,
-    ROW_LENGTHS,
-    WIDTHS,
-    far_apart,
     features,
     in_data_order,
-    intact,
     long_rows,
     matrix,
-    moved,
     name_of,
-    poison_results,
     put,
-    rows_of,
 )
 
-from sparsefmt import CSR, ops
-from sparsefmt.errors import DeviceError, DtypeError, ShapeError
-from sparsefmt.ops import explain
+from sparsefmt import ops
+from sparsefmt.errors import DtypeError, ShapeError
 from sparsefmt.ops.engine.structure import Structure
-from sparsefmt.ops.matmul import aggregation
 from sparsefmt.ops.matmul import cuda_aggregate as matmul_cuda_aggregate
 from sparsefmt.testing import stored_entries
 
@@ -77,39 +66,6 @@ def check(xp, A, width, dtype, *, own=False, transform=put, keep=False):
     return results
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
-def test_every_dtype_and_width(xp, dtype, index_dtype):
-    for weighted in (dtype, None):
-        A = matrix("power law", weighted, index_dtype)
-        for width in WIDTHS:
-            check(xp, A.tocsr(), width, dtype)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_graph(xp, kind):
-    for weighted, width in ((F32, 20), (None, 6), (F32, 130)):
-        A = matrix(kind, weighted, np.int32)
-        check(xp, A, width, F32)
-        if A.n_rows == A.n_cols:
-            check(xp, A, width, F32, own=True)
-
-
-@pytest.mark.parametrize("lengths", ROW_LENGTHS)
-def test_every_length_of_columns(xp, lengths):
-    T = rows_of(ROW_LENGTHS[lengths], 30, F32, np.int32)
-    check(xp, T.T.tocsr(), 33, F32)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-def test_own_features_have_a_gradient_and_their_weight(xp, dtype):
-    for kind in ("banded", "dense block"):
-        for width in (0, 1, 16, 70):
-            check(xp, matrix(kind, dtype, np.int32), width, dtype, own=True)
-    alone = CSR(np.zeros(4, np.int32), np.zeros(0, np.int32), np.zeros(0, dtype), shape=(3, 3))
-    check(xp, alone, 5, dtype, own=True)
-
-
 def test_weights_of_vertices_may_be_wider_than_halves(xp):
     A = put(xp, matrix("banded", np.float16, np.int32))
     X = put(xp, features(40, 8, np.float16))
@@ -124,83 +80,6 @@ def test_hubs_among_the_sources_are_cut_and_put_together(xp, dtype, index_dtype)
     for width in (7, 64, 96):
         check(xp, A, width, dtype)
         check(xp, A.with_data(None), width, dtype)
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_every_format_gives_the_gradients_in_its_own_order(xp, format):
-    A = matrix("power law", F32, np.int32).asformat(format)
-    check(xp, A, 12, F32)
-
-
-def test_rows_may_lie_apart_and_anywhere(xp):
-    A = matrix("power law", F32, np.int32).tocsr()
-    for width, gap, shift in ((64, 4, 0), (64, 3, 0), (64, 4, 1), (62, 2, 2), (7, 1, 0)):
-        check(
-            xp,
-            A,
-            width,
-            F32,
-            transform=lambda xp, X, gap=gap, shift=shift: far_apart(xp, X, gap=gap, shift=shift),
-        )
-    late = moved(xp, A)
-    X, grad = features(45, 16, F32), features(60, 16, F32, seed=2)
-    found = ops.aggregate_backward(late, xp.asarray(X), xp.asarray(grad))
-    assert_right(found, expected(A, X, grad), F32, 700)
-
-
-def test_a_transpose_that_is_given_is_used(xp):
-    A = put(xp, matrix("power law", F32, np.int32).tocsr())
-    X, grad = put(xp, features(45, 16, F32)), put(xp, features(60, 16, F32, seed=2))
-    for one, other in zip(
-        ops.aggregate_backward(A, X, grad),
-        ops.aggregate_backward(A, X, grad, transposed=ops.transpose(A)),
-        strict=True,
-    ):
-        assert bool((one == other).all())
-
-
-@pytest.mark.parametrize("width", [7, 64, 200])
-def test_everything_is_written_and_nothing_beside_it(xp, width, monkeypatch):
-    """Outputs begin as NaN between guard bands."""
-    buffers = poison_results(xp, monkeypatch, aggregation)
-    for kind in ("isolated rows", "dense block", "power law"):
-        A = matrix(kind, F32, np.int32)
-        check(xp, A, width, F32, own=A.n_rows == A.n_cols)
-    check(xp, long_rows(F32, np.int32).T.tocsr(), width, F32)
-    assert len(buffers) == 9
-    assert all(intact(xp, buffer) for buffer in buffers)
-
-
-def test_gradients_are_adjoint_to_the_aggregation(xp):
-    """``<A X + w X, G>`` is ``<X, dX>``, and ``<a, dA>`` plus ``<w, dself>``."""
-    A = put(xp, matrix("dense block", F64, np.int32))
-    X, grad = put(xp, features(32, 19, F64)), put(xp, features(32, 19, F64, seed=2))
-    own = put(xp, features(32, (), F64, seed=3))
-    dX, dA, dself = ops.aggregate_backward(A, X, grad, self_weight=own)
-    whole = float(((ops.aggregate(A, X) + own[:, None] * X) * grad).sum())
-    assert float((X * dX).sum()) == pytest.approx(whole, rel=1e-12)
-    parts = float((A.data * dA).sum() + (own * dself).sum())
-    assert parts == pytest.approx(whole, rel=1e-12)
-
-
-def test_results_repeat_bit_by_bit(xp):
-    for A in (long_rows(F32, np.int32).T.tocsr(), matrix("dense block", F32, np.int32)):
-        X, grad = (put(xp, features(n, 100, F32, seed=n)) for n in A.shape[::-1])
-        A = put(xp, A)
-        first = ops.aggregate_backward(A, X, grad)
-        for _ in range(3):
-            for one, other in zip(first, ops.aggregate_backward(A, X, grad), strict=True):
-                assert bool((one == other).all())
-
-
-def test_no_implicit_zero_touches_infinity(xp):
-    """Nor do entries of other rows, nor places behind the last entry of a piece."""
-    A = CSR(np.array([0, 1, 2]), np.array([0, 2]), np.array([2, 3], F32), shape=(2, 3))
-    X = np.array([[1, 1], [np.inf, np.nan], [2, 2]], F32)
-    grad = np.array([[1, 5], [np.inf, 1]], F32)
-    dX, dA = ops.aggregate_backward(put(xp, A), put(xp, X), put(xp, grad))
-    assert as_float64(dX).tolist() == [[2, 10], [0, 0], [np.inf, 3]]
-    assert as_float64(dA).tolist() == [6, np.inf]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
@@ -233,33 +112,6 @@ def test_large_graphs_go_apart():
         assert apart(nnz, feat, inverse)
 
 
-A0 = matrix("power law", F32, np.int32).tocsr()
-X0, G0 = features(45, 4, F32), features(60, 4, F32)
-BAD = {
-    "dense": ((None, X0, G0), {}, DtypeError, "A is a NoneType"),
-    "rows of X": ((A0, G0, G0), {}, ShapeError, "X has 60 rows but A has 45 columns"),
-    "rows of grad": ((A0, X0, X0), {}, ShapeError, "grad has 45 rows but A has 60 rows"),
-    "width": ((A0, X0, G0[:, :3]), {}, ShapeError, r"grad has shape \(60, 3\) but X has"),
-    "values": ((A0, X0.astype(F64), G0), {}, DtypeError, "A.data is float32 but X is float64"),
-    "grad": ((A0, X0, G0.astype(F64)), {}, DtypeError, "grad is float64 but X is float32"),
-    "vector": ((A0, X0[:, 0], G0), {}, ShapeError, r"X has shape \(45,\)"),
-    "not square": (
-        (A0, X0, G0),
-        {"self_weight": np.ones(60, F32)},
-        ShapeError,
-        r"self_weight is given but A is \(60, 45\): only a square A has vertices",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_refused(case):
-    args, options, error, text = BAD[case]
-    for call in (ops.aggregate_backward, lambda *a, **k: explain("aggregate_backward", *a, **k)):
-        with pytest.raises(error, match=text):
-            call(*args, **options)
-
-
 def test_bad_weights_of_vertices_are_refused():
     A = matrix("banded", F32, np.int32)
     X = features(40, 4, F32)
@@ -269,21 +121,8 @@ def test_bad_weights_of_vertices_are_refused():
         ops.aggregate_backward(A, X, X, self_weight=np.ones(40))
 
 
-@pytest.mark.gpu
-def test_arguments_on_two_devices_are_refused():
-    with pytest.raises(DeviceError, match="but A is on"):
-        ops.aggregate_backward(A0.to("cuda"), X0, G0)
-
-
-def test_explain_says_that_it_is_deterministic(xp):
-    found = explain("aggregate_backward", put(xp, A0), put(xp, X0), put(xp, G0))
-    assert found.chosen.deterministic
-    assert found.chosen.name.startswith("aggregate_backward_")
-
-
-def test_inputs_are_left_alone(xp):
-    A, X, grad = put(xp, A0), put(xp, X0), put(xp, G0)
-    before = [a.copy() for a in (A.indptr, A.indices, A.data, X, grad)]
-    ops.aggregate_backward(A, X, grad)
-    after = (A.indptr, A.indices, A.data, X, grad)
-    assert all(bool((a == b).all()) for a, b in zip(before, after, strict=True))
+def test_only_a_square_matrix_has_weights_of_vertices():
+    A, X, grad = matrix("power law", F32, np.int32), features(45, 4, F32), features(60, 4, F32)
+    text = r"self_weight is given but A is \(60, 45\): only a square A has vertices"
+    with pytest.raises(ShapeError, match=text):
+        ops.aggregate_backward(A, X, grad, self_weight=np.ones(60, F32))

@@ -4,22 +4,17 @@ import numpy as np
 import pytest
 from op_cases import (
     DTYPES,
-    FORMATS,
     INDEX_DTYPES,
-    KINDS,
     REDUCTIONS,
     ROW_LENGTHS,
-    WIDTHS,
     far_apart,
     features,
     intact,
     long_rows,
     matrix,
-    moved,
     name_of,
     poisoned,
     put,
-    quick_oracle,
     rows_of,
 )
 
@@ -65,64 +60,6 @@ def check_winners(xp, A, X, reduce, **scales):
         else:
             pick = np.argmax if reduce == "max" else np.argmin  # NaN wins, then the lowest
             assert arg[i].tolist() == (start + pick(products[start:stop], axis=0)).tolist()
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("reduce", BEYOND_SUM)
-def test_every_width_and_dtype(xp, reduce, dtype, width):
-    A = matrix("power law", dtype, np.int32).tocsr()
-    check(xp, A, features(A.n_cols, width, dtype), reduce)
-
-
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("reduce", BEYOND_SUM)
-def test_every_kind_of_graph_and_format(xp, reduce, kind, format):
-    weighted = np.float64 if len(kind) % 2 else None
-    A = matrix(kind, weighted, np.int64).asformat(format)
-    check(xp, A, features(A.n_cols, 5, np.float64), reduce)
-
-
-@pytest.mark.parametrize("weighted", [True, False])
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("reduce", BEYOND_SUM)
-def test_factors_of_rows_and_columns(xp, reduce, dtype, weighted):
-    A = matrix("power law", dtype if weighted else None, np.int32).tocsr()
-    r, c = features(A.n_rows, (), dtype, seed=2), features(A.n_cols, (), dtype, seed=3)
-    for scales in ({"row_scale": r}, {"col_scale": c}, {"row_scale": r, "col_scale": c}):
-        check(xp, A, features(A.n_cols, 34, dtype), reduce, **scales)
-
-
-@pytest.mark.parametrize("width", [1, 8, 24])
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("reduce", BEYOND_SUM)
-def test_rows_that_many_blocks_share(xp, reduce, dtype, width):
-    for index_dtype in INDEX_DTYPES:
-        A = long_rows(dtype, index_dtype)
-        X = features(A.n_cols, width, dtype)
-        Y = ops.spmm(put(xp, A), put(xp, X), reduce=reduce)
-        expected, bound = quick_oracle(A, X, reduce)
-        assert_close(Y, expected, bound=bound)
-
-
-@pytest.mark.parametrize("width", [2, 10, 66])
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("reduce", BEYOND_SUM)
-def test_rows_end_anywhere_in_a_window(xp, reduce, dtype, width):
-    for k, lengths in enumerate(ROW_LENGTHS.values()):
-        A = rows_of(lengths, 37, dtype if k % 3 else None, INDEX_DTYPES[k % 2], seed=k)
-        X = features(37, width, dtype)
-        expected, bound = quick_oracle(A, X, reduce)
-        for B, Z in ((put(xp, A), put(xp, X)), (moved(xp, A), far_apart(xp, X, shift=1))):
-            assert_close(ops.spmm(B, Z, reduce=reduce), expected, bound=bound)
-
-
-@pytest.mark.parametrize("reduce", BEYOND_SUM)
-def test_results_repeat_bit_for_bit(xp, reduce):
-    A, X = put(xp, long_rows(np.float32, np.int32)), put(xp, features(500, 33, np.float32))
-    first = ops.spmm(A, X, reduce=reduce)
-    assert all(bool((ops.spmm(A, X, reduce=reduce) == first).all()) for _ in range(5))
 
 
 # Laws
@@ -272,13 +209,4 @@ def test_winners_may_begin_anywhere(xp):
     buffer[1:] = arg.ravel()
     once = ops.spmm_arg_backward(A, X, arg, grad)
     again = ops.spmm_arg_backward(A, X, buffer[1:].reshape(arg.shape), grad)
-    assert all(bool((a == b).all()) for a, b in zip(once, again, strict=True))
-
-
-def test_gradients_take_a_transpose_that_is_there_already(xp):
-    A = put(xp, matrix("power law", np.float32, np.int32).tocsr())
-    X, grad = (put(xp, features(size, 5, np.float32)) for size in (A.n_cols, A.n_rows))
-    arg = ops.spmm_arg(A, X)[1]
-    once = ops.spmm_arg_backward(A, X, arg, grad)
-    again = ops.spmm_arg_backward(A, X, arg, grad, transposed=ops.transpose(A))
     assert all(bool((a == b).all()) for a, b in zip(once, again, strict=True))

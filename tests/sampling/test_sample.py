@@ -2,11 +2,13 @@
 
 import ctypes
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from host_cupy import COMPILER
+from laws.options import OPTIONS
 from op_cases import (
     DTYPES,
     INDEX_DTYPES,
@@ -316,3 +318,46 @@ def test_rows_are_sampled_into_places_of_their_own(strategy, index_dtype):
             assert (rows[own] == row).all()
             free[own] = False
         assert (cols[free] == A.n_cols).all()
+
+
+@pytest.mark.parametrize("width", [2**31 - 1, 2**31, 2**63, 10**5000], ids=int.bit_length)
+def test_any_width_is_taken(xp, width):
+    B = put(xp, matrix("power law", np.float32, np.int32).tocsr())
+    assert ops.sample(B, width, strategy="random") == B
+    assert ops.sampling_rate(B, width) == 1.0
+
+
+def test_seeds_of_any_size_are_taken(xp):
+    B = put(xp, matrix("power law", np.float32, np.int32).tocsr())
+    seeds = -(10**5000), 2**64 - 1, np.int64(-1), np.uint64(2**64 - 1)
+    first, *others = (ops.sample(B, 3, strategy="random", seed=seed) for seed in seeds)
+    assert first != others[0]
+    assert others[0] == others[1] == others[2]
+
+
+def test_rounding_to_infinity_does_not_warn(xp):
+    """Warnings are errors here."""
+    C = put(xp, sparsefmt.CSR([0, 9], np.zeros(9, int), shape=(1, 1)))
+    found = ops.spmm_sampled(C, xp.full((1, 4), 6e4, np.float16), 5, rescale=True)
+    assert bool(xp.isinf(found).all())
+
+
+@pytest.mark.parametrize("name", ["width", "strategy", "seed"])
+def test_wrong_options_of_samples_are_refused(name):
+    A = matrix("power law", None, np.int32)
+    for value, error, text in OPTIONS[name]:
+        options = {"width": 5, name: value}
+        for call in (ops.sample, ops.sample_with_perm, ops.sampling_rate)[
+            : 3 if name == "width" else 2
+        ]:
+            with pytest.raises(error, match=f"(?s)^{name} is .*{text}"):
+                call(A, **options)
+
+
+def test_a_mean_is_not_rescaled():
+    A, X = matrix("power law", None, np.int32).tocsr(), np.ones((45, 4))
+    for call in (ops.spmm_sampled, partial(ops.explain, "spmm_sampled")):
+        with pytest.raises(
+            sparsefmt.UnsupportedError, match=r"^mean and rescale are both True: .*"
+        ):
+            call(A, X, 5, mean=True, rescale=True)

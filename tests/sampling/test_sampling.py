@@ -6,17 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from op_cases import (
     DTYPES,
-    FORMATS,
     INDEX_DTYPES,
     KINDS,
-    ROW_LENGTHS,
     WIDTHS,
     far_apart,
     features,
     intact,
     long_rows,
     matrix,
-    moved,
     name_of,
     poisoned,
     put,
@@ -97,20 +94,6 @@ def test_rows_that_577_divides(xp, strategy, dtype, width):
         check(xp, A, X, width, strategy=strategy, seed=-k, **FACTORS[k % 3])
 
 
-@pytest.mark.parametrize("feat", [2, 6, 16, 64, 66, 200])
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_rows_end_anywhere_in_a_piece(xp, strategy, dtype, feat):
-    for k, lengths in enumerate(ROW_LENGTHS.values()):
-        A = rows_of(lengths, 37, dtype if k % 3 else None, INDEX_DTYPES[k % 2], seed=k)
-        X, width = features(37, feat, dtype), (7, 8, 9, 16)[k % 4]
-        out, buffer = poisoned(xp, (A.n_rows, feat), dtype)
-        ops.spmm_sampled(put(xp, A), put(xp, X), width, strategy=strategy, seed=k, out=out)
-        expected, bound = quick_oracle(sample_oracle(A, width, strategy=strategy, seed=k)[0], X)
-        assert_close(out, expected, bound=bound)
-        assert intact(xp, buffer)
-
-
 @pytest.mark.covering("strategy", "dtype", "width", one_in=3)
 @pytest.mark.parametrize("width", [1, 50, 2500, 10**6])
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
@@ -129,61 +112,7 @@ def test_rows_that_many_sub_warps_share(xp, strategy, dtype, width):
             assert intact(xp, buffer)
 
 
-@pytest.mark.parametrize("factor", FACTORS, ids=str)
-@pytest.mark.parametrize("scales", ["row_scale", "col_scale", "both"])
-@pytest.mark.parametrize("weighted", [True, False])
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-def test_factors_of_rows_and_columns(xp, dtype, weighted, scales, factor):
-    A = matrix("power law", dtype if weighted else None, np.int64).tocsr()
-    r, c = features(A.n_rows, (), dtype, seed=2), features(A.n_cols, (), dtype, seed=3)
-    both = {"row_scale": r, "col_scale": c}
-    given = both if scales == "both" else {scales: both[scales]}
-    for strategy, feat in zip(STRATEGIES, (40, 7, 64), strict=True):
-        check(xp, A, features(A.n_cols, feat, dtype), 5, strategy=strategy, **factor, **given)
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_other_formats_are_sampled_as_their_rows(xp, format):
-    A = put(xp, matrix("power law", np.float32, np.int32).asformat(format))
-    X = put(xp, features(A.n_cols, 16, np.float32))
-    found = ops.spmm_sampled(A, X, 4, strategy="random", seed=3)
-    assert bool((found == ops.spmm_sampled(A.tocsr(), X, 4, strategy="random", seed=3)).all())
-    B, perm = ops.sample_with_perm(A, 4, strategy="random", seed=3)
-    assert bool((B.data == A.data[perm]).all())
-    assert ops.sampling_rate(A, 4) == B.nnz / A.nnz
-
-
 # Memory
-
-
-@pytest.mark.parametrize("feat", [1, 6, 16, 33, 64])
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-def test_rows_may_lie_apart_and_begin_anywhere(xp, dtype, feat):
-    A = matrix("power law", dtype, np.int32).tocsr()
-    X = features(A.n_cols, feat, dtype)
-    for k, (gap, shift) in enumerate(((1, 0), (3, 1), (64, 2), (8, 8), (0, 1))):
-        place = lambda xp, X: far_apart(xp, X, gap=gap, shift=shift)  # noqa: B023, E731
-        check(xp, A, X, 6, place=place, strategy=STRATEGIES[k % 3])
-    for shift in (1, 2, 3):
-        check(xp, moved(np, A, shift=shift), X, 6, strategy="random")
-
-
-def test_features_need_not_be_contiguous(xp):
-    A = matrix("power law", np.float64, np.int32).tocsr()
-    wide = features(2 * A.n_cols, 20, np.float64)
-    for part in (np.s_[::2, 1:18:3], np.s_[::-2, :5], np.s_[: A.n_cols, ::-1]):
-        check(xp, A, wide[part], 5, place=lambda xp, X: put(xp, wide)[part])  # noqa: B023
-
-
-def test_inputs_are_not_changed(xp):
-    A = put(xp, matrix("power law", np.float32, np.int32).tocsr())
-    X = put(xp, features(A.n_cols, 8, np.float32))
-    before, kept = A.copy(), X.copy()
-    for strategy in STRATEGIES:
-        ops.spmm_sampled(A, X, 3, strategy=strategy)
-        ops.sample(A, 3, strategy=strategy)
-    assert A == before
-    assert bool((X == kept).all())
 
 
 # Values that spread where they should not
@@ -200,15 +129,6 @@ def test_an_entry_that_is_not_sampled_never_touches_a_bad_value(xp, strategy, ba
     found = ops.spmm_sampled(put(xp, A), put(xp, X), 9, strategy=strategy, seed=1)
     assert found[0].tolist() == [9.0] * 24
     check(xp, A, X, 9, strategy=strategy, seed=1)
-
-
-def test_an_empty_row_is_zero_whatever_its_factor(xp):
-    A = sparsefmt.CSR([0, 0, 1], [0], shape=(2, 1))
-    r = put(xp, np.array([np.inf, np.nan]))
-    for factor in FACTORS:
-        Y = ops.spmm_sampled(put(xp, A), xp.ones((1, 3)), 2, row_scale=r, **factor)
-        assert Y[0].tolist() == [0.0, 0.0, 0.0]
-        assert bool(xp.isnan(Y[1]).all())
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=name_of)
@@ -301,16 +221,6 @@ def test_products_at_sampled_entries(xp, strategy, dtype, feat):
 # Laws
 
 
-@given(A=csr(dtype=np.float64, min_nnz=1), width=st.integers(1, 6), seed=st.integers(),
-       strategy=st.sampled_from(STRATEGIES))  # fmt: skip
-def test_it_is_linear_in_the_features(xp, A, width, seed, strategy):
-    x, y = features(A.n_cols, 3, np.float64), features(A.n_cols, 3, np.float64, seed=6)
-    how = {"strategy": strategy, "seed": seed, "rescale": bool(seed % 2)}
-    of = lambda X: ops.spmm_sampled(put(xp, A), put(xp, X), width, **how)  # noqa: E731
-    bound = 4 * spmm_sampled_bound(A, np.abs(x) + 3 * np.abs(y), width, **how)
-    assert_close(of(x + 3 * y), host(of(x) + 3 * of(y)), bound=bound)
-
-
 @given(A=csr(dtype=np.float64), width=st.integers(1, 6), seed=st.integers(),
        strategy=st.sampled_from(STRATEGIES))  # fmt: skip
 def test_it_is_the_product_with_a_part_of_the_entries(xp, A, width, seed, strategy):
@@ -319,15 +229,6 @@ def test_it_is_the_product_with_a_part_of_the_entries(xp, A, width, seed, strate
     B, perm = ops.sample_with_perm(A, width, **how)
     assert_close(found, ops.spmm(B, X), bound=2 * error_bound(B, X))
     assert B.nnz == len(set(perm.tolist())) == round(ops.sampling_rate(A, width) * A.nnz)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-def test_results_repeat_bit_for_bit(xp, dtype, strategy):
-    A, X = put(xp, long_rows(dtype, np.int32)), put(xp, features(500, 70, dtype))
-    first = ops.spmm_sampled(A, X, 40, strategy=strategy, seed=2)
-    for _ in range(5):
-        assert bool((ops.spmm_sampled(A, X, 40, strategy=strategy, seed=2) == first).all())
 
 
 # What explain says
@@ -344,33 +245,3 @@ def test_explain_names_the_kernel_and_why_not_the_others():
 
 
 # GPU only
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_work_runs_on_the_current_stream_and_can_be_captured(strategy):
-    """Also before there is any plan of the rows, and with a sample gathered for all slices."""
-    import cupy
-
-    ops.compile_all()
-    A = matrix("power law", np.float32, np.int32).tocsr()
-    B, source = A.to("cuda"), cupy.asarray(features(45, 96, np.float32))
-    out = cupy.empty((60, 96), np.float32)
-    stream = cupy.cuda.Stream(non_blocking=True)
-    how = {"strategy": strategy, "seed": 3}
-    with stream:
-        ops.spmm_sampled(B, source, 4, out=out, **how)
-        assert "chunks" not in B._built().found
-        stream.synchronize()
-        stream.begin_capture()
-        ops.spmm_sampled(B, source, 4, out=out, **how)
-        graph = stream.end_capture()
-        for seed in range(100):
-            fresh = features(45, 96, np.float32, seed=seed)
-            source.set(fresh)
-            out.fill(np.nan)
-            graph.launch()
-            if seed % 10 == 0:
-                stream.synchronize()
-                expected = spmm_sampled_oracle(A, fresh, 4, **how)
-                assert_close(out, expected, bound=spmm_sampled_bound(A, fresh, 4, **how))

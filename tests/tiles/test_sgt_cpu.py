@@ -6,18 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from op_cases import (
-    DTYPES,
-    INDEX_DTYPES,
-    KINDS,
     LONG_ROWS,
     ROW_LENGTHS,
-    WIDTHS,
-    far_apart,
     features,
     intact,
     long_rows,
-    matrix,
-    name_of,
     poisoned,
     put,
     quick_oracle,
@@ -116,17 +109,6 @@ def test_values_that_are_no_numbers_stay_in_their_rows(A, data):
     check(A, X)
 
 
-@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("tile", TILES[:5], ids=str)
-def test_every_kind_of_graph(tile, kind, index_dtype):
-    A = matrix(kind, F32, index_dtype).tosgt(tile)
-    for B in (A, A.with_data(None)):
-        check(B, features(A.n_cols, 19, F32))
-        check(B, features(A.n_cols, 19, F32), reduce="mean")
-    check_products(A, *both(A, 19, F32))
-
-
 # Tiles, widths, dtypes
 
 
@@ -149,47 +131,6 @@ def test_rows_around_a_run_of_entries(tile, length):
     expected, bound = quick_oracle(A, Y)
     assert_close(product(A.tosgt(tile), Y), expected, bound=bound)
     check_products(A.tosgt(tile), X, Y)
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-def test_every_width_and_dtype(dtype, width):
-    for index_dtype in INDEX_DTYPES:
-        A = matrix("power law", dtype, index_dtype).tosgt()
-        check(A, features(A.n_cols, width, dtype))
-        check_products(A, *both(A, width, dtype))
-
-
-@pytest.mark.parametrize("reduce", REDUCTIONS)
-@pytest.mark.parametrize("scales", ["row_scale", "col_scale", "both"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-def test_factors_of_rows_and_columns(dtype, scales, reduce):
-    A = matrix("power law", dtype, np.int32).tosgt()
-    r, c = features(A.n_rows, (), dtype, seed=2), features(A.n_cols, (), dtype, seed=3)
-    every = {"row_scale": r, "col_scale": c}
-    options = every if scales == "both" else {scales: every[scales]}
-    check(A, features(A.n_cols, 40, dtype), reduce=reduce, **options)
-    wide = {name: value.astype(F32) for name, value in options.items()}
-    if dtype in DTYPES[:2]:
-        check(A.with_data(None), features(A.n_cols, 40, dtype), reduce=reduce, **wide)
-
-
-@pytest.mark.parametrize("shape", [(1, 8), (2, 7), (4, 16), (8, 1), (3, 33), (5, 0), (0, 4)])
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-def test_heads(dtype, shape):
-    A = matrix("power law", None, np.int64).tosgt((3, 5))
-    check_products(A, *both(A, shape, dtype))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-def test_rows_may_lie_apart_and_begin_anywhere(dtype):
-    A = matrix("power law", dtype, np.int32).tosgt()
-    for gap, shift in ((1, 0), (8, 8), (5, 3), (0, 1)):
-        place = lambda xp, X: far_apart(xp, X, gap=gap, shift=shift)  # noqa: B023, E731
-        for width in (1, 6, 33, 64):
-            check(A, features(A.n_cols, width, dtype), place)
-        for width in (3, (2, 8)):
-            check_products(A, *both(A, width, dtype), place)
 
 
 def test_tiles_may_be_empty():
@@ -237,56 +178,3 @@ def test_columns_in_order_are_added_as_in_csr():
     X, expected = features(500, 70, F32), np.empty((A.n_rows, 70), F32)
     matmul_cpu.spmm(A, X, A.data, out=expected)
     assert (product(A.tosgt(), X) == expected).all()
-
-
-# Values that spread where they should not
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_an_implicit_zero_never_touches_a_bad_value(bad, dtype):
-    for n, lengths in enumerate(ROW_LENGTHS.values()):
-        A = rows_of(lengths, 37, dtype if n % 2 else None, np.int32, seed=n)
-        X = features(37, 17, dtype)
-        X[3], X[20, 1], X[36, -1] = bad, bad, -bad
-        with np.errstate(invalid="ignore"):
-            expected, bound = quick_oracle(A, X)
-        assert_close(product(A.tosgt(), X), expected, bound=bound)
-
-
-def test_an_explicit_zero_does_touch_a_bad_value():
-    A = sparsefmt.COO([0], [1], np.zeros(1, F32), shape=(2, 2)).tosgt()
-    Y = product(A, np.full((2, 1), np.inf, F32))
-    assert np.isnan(Y[0, 0])
-    assert Y[1, 0] == 0
-
-
-@pytest.mark.parametrize("reduce", REDUCTIONS)
-def test_an_empty_row_is_zero_whatever_its_factor(reduce):
-    A = sparsefmt.CSR([0, 0, 1], [0], shape=(2, 1)).tosgt()
-    Y = product(A, np.ones((1, 3)), reduce=reduce, row_scale=np.array([np.inf, np.nan]))
-    assert Y[0].tolist() == [0.0, 0.0, 0.0]
-    assert np.isnan(Y[1]).all()
-
-
-@pytest.mark.parametrize("dtype", DTYPES[:2], ids=name_of)
-def test_half_precision_sums_in_float32(dtype):
-    """4096 ones: adding in float16 or bfloat16 stops at 2048 or 256."""
-    A = sparsefmt.CSR([0, 4096], np.zeros(4096, int), shape=(1, 1)).tosgt()
-    assert float(product(A, np.ones((1, 8), dtype))[0, 5]) == 4096
-    assert (product(A, np.ones((1, 8), dtype), reduce="mean") == 1).all()
-
-
-def test_products_do_not_read_the_values():
-    A = matrix("power law", F32, np.int32).tosgt()
-    X, Y = both(A, 8, F64)  # not even of the same dtype
-    bad = A.with_data(np.full(A.nnz, np.nan, F32))
-    assert (products(bad, X, Y) == products(A.with_data(None), X, Y)).all()
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_bad_value_stays_in_the_entries_of_its_row(bad):
-    A = rows_of(np.arange(20), 7, None, np.int32).tosgt()
-    X, Y = both(A, 12, F32)
-    X[5, 3], Y[2, 11] = bad, bad
-    check_products(A, X, Y)

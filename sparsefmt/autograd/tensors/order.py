@@ -42,7 +42,7 @@ def _gathered(values: Tensor, tensors: GraphTensors, to_csr: bool) -> Tensor:
     if to_csr:
         return values.index_select(0, order)
     if torch.compiler.is_compiling():  # which keeps no inverse
-        return torch.empty_like(values).index_copy(0, order, values)
+        return torch.empty_like(values).index_copy(0, order.long(), values)  # which takes no int32
     return values.index_select(0, tensors.inverse())
 
 
