@@ -53,6 +53,7 @@ def why_no_gpu() -> str:
 
 #: Files that take longest, which begin first: at the end a worker would run one of them alone.
 LONGEST = (
+    *("laws/test_laws_of_operations.py", "laws/test_laws_of_torch.py"),
     *("distributed/test_train_processes.py", "autograd/test_autograd_compile.py"),
     *("engine/test_order_of_entries.py", "engine/test_kernels.py"),
     *("tiles/test_tiles.py", "tools/test_testing.py"),
