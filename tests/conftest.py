@@ -53,6 +53,7 @@ def why_no_gpu() -> str:
 
 #: Files that take longest, which begin first: at the end a worker would run one of them alone.
 LONGEST = (
+    *("laws/test_laws_of_operations.py", "laws/test_laws_of_torch.py"),
     *("distributed/test_train_processes.py", "autograd/test_autograd_compile.py"),
     *("engine/test_order_of_entries.py", "engine/test_kernels.py"),
     *("tiles/test_tiles.py", "tools/test_testing.py"),
@@ -148,9 +149,14 @@ def compiled_loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     """Run the compiled loops however small the graphs are, but in tests that take ``small_work``.
 
     In the rooms of operations alone: elsewhere, as for users, sizes decide.  They decide too for
-    float64 and int64 where the grid is left out: to compile each loop four times takes minutes.
+    float64 and int64 where the grid is left out, in rooms whose operations have loops of NumPy and
+    SciPy: to compile each loop four times takes minutes.
     """
-    sizes_decide = "not grid" in request.config.getoption("markexpr") and _rare(request.node)
+    sizes_decide = (
+        request.path.parent.name in {"attention", "edges", "laws", "matmul"}
+        and "not grid" in request.config.getoption("markexpr")
+        and _rare(request.node)
+    )
     if _is_compiled(request.node) and not sizes_decide:
         small = import_module("sparsefmt.ops.engine.small")
         monkeypatch.setattr(small, "MOST", -1)

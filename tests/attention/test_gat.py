@@ -43,8 +43,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 #: Heads and features; () for features without an axis for heads.
 SHAPES = [((1,), 32), ((4,), 32), ((2,), 7), ((1,), 128), ((3,), 40), ((8,), 1), ((), 5), ((), 16)]
 EMPTY_SHAPES = [((1,), 0), ((0,), 8), ((), 0)]
-#: Of tests of the compiled loops, which `make test` does not compile for it.
-LOOPS_OF_F64 = pytest.param(np.float64, marks=pytest.mark.grid)
 OPTIONS = [
     {},
     {"edge_scores": True, "negative_slope": 0.5},
@@ -130,29 +128,6 @@ def test_no_heads_and_no_features(xp, heads_feat, loops):
     A = square()
     H, el, er, grad = operands(A, *heads_feat, np.float32)
     check(xp, A, H, el, er, grad, **options_of(A, el, {"edge_scores": True, **loops}))
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=range(len(OPTIONS)))
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("kind", ["empty", "no rows", "one row", "star", "power law", "banded"])
-def test_each_vertex_has_one_loop(xp, kind, dtype, options):
-    for A, shape in zip((square(kind), square(kind, np.int64)), (((4,), 32), ((), 7)), strict=True):
-        H, el, er, grad = operands(A, *shape, dtype)
-        check(xp, A, H, el, er, grad, **options_of(A, el, options), **LOOPS)
-
-
-def test_a_loop_is_as_if_it_were_stored(xp):
-    A = square()
-    H, el, er, grad = operands(A, (4,), 8, np.float32)
-    coo, all_of = A.tocoo(), np.arange(A.n_rows, dtype=np.int32)
-    other = coo.row != coo.col
-    row, col = (np.concatenate([a[other], all_of]) for a in (coo.row, coo.col))
-    B = sparsefmt.COO(row, col, shape=A.shape)
-    expected = gat_backward_oracle(B.tocsr(), H, el, er, grad)
-    bounds = gat_backward_bound(A, H, el, er, grad, **LOOPS)
-    found = ops.gat_backward(put(xp, A), *(put(xp, a) for a in (H, el, er, grad)), **LOOPS)
-    for one, want, limit in zip(found[:3], expected[:3], bounds[:3], strict=True):
-        assert_close(one, want, bound=limit)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
@@ -244,7 +219,9 @@ def test_one_head_may_have_an_axis_or_none(xp):
 
 
 @pytest.mark.parametrize("options", [{}, {"dropout": 0.3, "seed": 9}], ids=["", "dropout"])
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, LOOPS_OF_F64], ids=name_of)
+@pytest.mark.parametrize(
+    "dtype", [np.float16, np.float32, pytest.param(np.float64, marks=pytest.mark.grid)], ids=name_of
+)
 def test_loops_may_have_scores_of_their_own(monkeypatch, dtype, options):
     """Below ``ops``, whose functions do not take them; no guard is touched."""
     A = square()

@@ -165,27 +165,6 @@ def test_no_heads_and_no_features(xp, shape, scores, loops):
 
 @pytest.mark.parametrize("scores", SCORES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("kind", ["empty", "no rows", "one row", "star", "power law", "banded"])
-def test_each_vertex_has_one_loop(xp, kind, dtype, scores):
-    for shape, options in zip((((4,), 16), ((), 7)), (OPTIONS[0], OPTIONS[3]), strict=True):
-        A = square(kind)
-        arrays, grad = operands(A, scores, *shape, dtype)
-        check(xp, A, arrays, grad, **options_of(A, arrays, options), **LOOPS)
-
-
-@pytest.mark.parametrize("scores", SCORES)
-def test_a_loop_is_as_if_it_were_stored(xp, scores):
-    A = square()
-    arrays, grad = operands(A, scores, (4,), 8, np.float32)
-    coo, all_of = A.tocoo(), np.arange(A.n_rows, dtype=np.int32)
-    other = coo.row != coo.col
-    row, col = (np.concatenate([a[other], all_of]) for a in (coo.row, coo.col))
-    B = sparsefmt.COO(row, col, shape=A.shape).tocsr()
-    check_gradients(backward(xp, A, arrays, grad, **LOOPS), B, arrays, grad)
-
-
-@pytest.mark.parametrize("scores", SCORES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("shift", [-1e4, 0, 1e4])
 def test_scores_far_from_zero_overflow_nothing(xp, dtype, shift, scores):
     A = square()

@@ -155,6 +155,19 @@ def gradients_of_aggregate(A, X, grad):
     )
 
 
+def gradients_with_own(A, X, grad, self_weight):
+    """Those of a matrix with another entry on the diagonal of each row."""
+    coo, own = A.tocoo(), np.arange(A.n_rows)
+    row, col = (np.concatenate([ends, own]) for ends in (coo.row, coo.col))
+    B = COO(row, col, np.concatenate([coo.data, self_weight]), shape=A.shape)
+    diagonal = COO(own, own, shape=A.shape)
+    exact, bounds = gradients_of_aggregate(A, X, grad)
+    return (
+        (spmm_oracle(B.T, grad), exact[1], edges.sddmm_oracle(diagonal, grad, X)),
+        (error_bound(B.T, grad), bounds[1], edges.sddmm_bound(diagonal, grad, X)),
+    )
+
+
 def gradients_of_messages(A, E, grad, X=None, **options):
     X = np.zeros((A.n_cols, E.shape[1]), E.dtype) if X is None else X
     exact = messages.message_gradients_oracle(A, X, E, grad, **options)
@@ -236,6 +249,10 @@ CASES = [
     ),
     Case("aggregate_backward", ops.aggregate_backward, {"X": X, "grad": GRAD},
          gradients_of_aggregate, weighted=True, entries=(1,), linear=("grad",)),
+    Case("aggregate_backward of own", ops.aggregate_backward,
+         {"X": X, "grad": GRAD, "self_weight": ("rows",)}, gradients_with_own, {},
+         ("aggregate_backward",), weighted=True, square=True, reads_all=True, entries=(1,),
+         linear=("grad",)),
     Case("spgemm", ops.spgemm, {"S": X, **SCALES}, by(cbsr.spgemm_oracle, cbsr.spgemm_bound, "S"),
          weighted=True, balanced="S"),
     Case("spgemm mean", ops.spgemm, {"S": X}, by(cbsr.spgemm_oracle, cbsr.spgemm_bound, "S"),

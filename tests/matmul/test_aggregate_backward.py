@@ -7,18 +7,15 @@ from op_cases import (
     INDEX_DTYPES,
     features,
     in_data_order,
-    intact,
     long_rows,
     matrix,
     name_of,
-    poison_results,
     put,
 )
 
-from sparsefmt import CSR, ops
+from sparsefmt import ops
 from sparsefmt.errors import DtypeError, ShapeError
 from sparsefmt.ops.engine.structure import Structure
-from sparsefmt.ops.matmul import aggregation
 from sparsefmt.ops.matmul import cuda_aggregate as matmul_cuda_aggregate
 from sparsefmt.testing import stored_entries
 
@@ -69,15 +66,6 @@ def check(xp, A, width, dtype, *, own=False, transform=put, keep=False):
     return results
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-def test_own_features_have_a_gradient_and_their_weight(xp, dtype):
-    for kind in ("banded", "dense block"):
-        for width in (0, 1, 16, 70):
-            check(xp, matrix(kind, dtype, np.int32), width, dtype, own=True)
-    alone = CSR(np.zeros(4, np.int32), np.zeros(0, np.int32), np.zeros(0, dtype), shape=(3, 3))
-    check(xp, alone, 5, dtype, own=True)
-
-
 def test_weights_of_vertices_may_be_wider_than_halves(xp):
     A = put(xp, matrix("banded", np.float16, np.int32))
     X = put(xp, features(40, 8, np.float16))
@@ -92,30 +80,6 @@ def test_hubs_among_the_sources_are_cut_and_put_together(xp, dtype, index_dtype)
     for width in (7, 64, 96):
         check(xp, A, width, dtype)
         check(xp, A.with_data(None), width, dtype)
-
-
-@pytest.mark.parametrize("width", [7, 64, 200])
-def test_everything_is_written_and_nothing_beside_it(xp, width, monkeypatch):
-    """Outputs begin as NaN between guard bands."""
-    buffers = poison_results(xp, monkeypatch, aggregation)
-    for kind in ("isolated rows", "dense block", "power law"):
-        A = matrix(kind, F32, np.int32)
-        check(xp, A, width, F32, own=A.n_rows == A.n_cols)
-    check(xp, long_rows(F32, np.int32).T.tocsr(), width, F32)
-    assert len(buffers) == 9
-    assert all(intact(xp, buffer) for buffer in buffers)
-
-
-def test_gradients_are_adjoint_to_the_aggregation(xp):
-    """``<A X + w X, G>`` is ``<X, dX>``, and ``<a, dA>`` plus ``<w, dself>``."""
-    A = put(xp, matrix("dense block", F64, np.int32))
-    X, grad = put(xp, features(32, 19, F64)), put(xp, features(32, 19, F64, seed=2))
-    own = put(xp, features(32, (), F64, seed=3))
-    dX, dA, dself = ops.aggregate_backward(A, X, grad, self_weight=own)
-    whole = float(((ops.aggregate(A, X) + own[:, None] * X) * grad).sum())
-    assert float((X * dX).sum()) == pytest.approx(whole, rel=1e-12)
-    parts = float((A.data * dA).sum() + (own * dself).sum())
-    assert parts == pytest.approx(whole, rel=1e-12)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)

@@ -70,17 +70,6 @@ def test_sparse_features_times_a_dense_weight(xp, dtype):
 # Values that spread where they should not
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_an_implicit_zero_never_touches_a_bad_value(xp, format, bad, dtype):
-    A = matrix("isolated rows", dtype, np.int32)
-    A = sparsefmt.COO(A.row, A.col // 2, A.data, shape=A.shape).asformat(format)
-    X = features(30, 5, dtype)
-    X[15:] = bad
-    check(xp, A, X)
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("width", [8, 16, 64])
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
@@ -101,14 +90,6 @@ def test_an_explicit_zero_does_touch_a_bad_value(xp, format):
     Y = put(xp, A) @ put(xp, np.full((2, 1), np.inf, np.float32))
     assert bool(xp.isnan(Y[0, 0]))
     assert float(Y[1, 0]) == 0
-
-
-def test_an_empty_row_is_zero_whatever_its_factor(xp):
-    A = sparsefmt.CSR([0, 0, 1], [0], shape=(2, 1))
-    options = {"row_scale": put(xp, np.array([np.inf, np.nan]))}
-    Y = ops.spmm(put(xp, A), xp.ones((1, 3)), **options)
-    assert Y[0].tolist() == [0.0, 0.0, 0.0]
-    assert bool(xp.isnan(Y[1]).all())
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=name_of)

@@ -6,33 +6,23 @@ from op_cases import (
     DTYPES,
     FORMATS,
     INDEX_DTYPES,
-    KINDS,
     features,
     in_data_order,
     intact,
-    long_rows,
     matrix,
     name_of,
     poisoned,
     put,
-    quick_oracle,
 )
 
 from sparsefmt.errors import ShapeError, UnsupportedError
 from sparsefmt.formats.oracle import float64
 from sparsefmt.ops import explain, spmm
-from sparsefmt.ops.engine import small
 from sparsefmt.ops.matmul.oracle import by_heads, error_bound, spmm_oracle
 
 F32, F64 = np.float32, np.float64
 #: Side by side, not aligned, of few heads and many, none, wider than a sub-warp reads.
 SHAPES = [(1, 7), (2, 16), (4, 8), (3, 5), (8, 64), (5, 33), (0, 4), (4, 0), (2, 257)]
-
-
-@pytest.fixture(params=["loops", "small"])
-def way(request, monkeypatch):
-    """Run the compiled loops on the CPU, or those that SciPy brings."""
-    monkeypatch.setattr(small, "MOST", -1 if request.param == "loops" else 1 << 40)
 
 
 def check(xp, A, shape, dtype, *, shared=False, transform=put, **scales):
@@ -60,29 +50,6 @@ def test_every_dtype_and_number_of_heads(xp, dtype, index_dtype):
     for shape in SHAPES:
         check(xp, A, shape, dtype)
     check(xp, A, (4, 12), dtype, shared=True)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_graph(xp, way, kind):
-    A = matrix(kind, F32, np.int32)
-    r, c = features(A.n_rows, (), F32, seed=3), features(A.n_cols, (), F32, seed=4)
-    check(xp, A, (3, 20), F32)
-    check(xp, A, (3, 20), F32, shared=True)
-    check(xp, A, (4, 8), F32, row_scale=r, col_scale=c)
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_hubs_are_cut_and_put_together(xp, way, shared):
-    A = long_rows(None, np.int32)
-    for shape in ((3, 20), (2, 33)):
-        X = features(A.n_cols, shape[1:] if shared else shape, F32)
-        values = features(A.nnz, shape[0], F32, seed=2)
-        for reduce in ("sum", "mean"):
-            found = spmm(put(xp, A), put(xp, X), values=put(xp, values), reduce=reduce)
-            for h in range(shape[0]):
-                own = X if shared else X[:, h]
-                exact, bound = quick_oracle(A.with_data(values[:, h]), own, reduce)
-                assert (np.abs(float64(found[:, h]) - exact) <= bound).all()
 
 
 def test_heads_that_share_their_values_are_one_product(xp):
