@@ -189,10 +189,10 @@ def gradients_of_kept(A, S, dY, **options):
     return cbsr.sspmm_oracle(A, dY, S, **options), cbsr.sspmm_bound(A, dY, S, **options)
 
 
-def _spmm_arg(A, X, dY, *, reduce):
+def _spmm_arg(A, X, grad, *, reduce):
     """Run the maximum, its places and both gradients."""
     Y, places = ops.spmm_arg(A, X, reduce=reduce)
-    return Y, places, *ops.spmm_arg_backward(A, X, places, dY)
+    return Y, places, *ops.spmm_arg_backward(A, X, places, grad)
 
 
 X, GRAD, EDGES, HEADS = ("cols", "feat"), ("rows", "feat"), ("entries", "feat"), ("entries", 4)
@@ -238,7 +238,7 @@ CASES = [
     Case("spmm of heads scaled", ops.spmm, {"X": X, "values": HEADS, **SCALES}, of_heads,
          rows=("spmm",)),
     *(
-        Case(f"spmm_arg {reduce}", _spmm_arg, {"X": X, "dY": GRAD}, None, {"reduce": reduce}, ARG,
+        Case(f"spmm_arg {reduce}", _spmm_arg, {"X": X, "grad": GRAD}, None, {"reduce": reduce}, ARG,
              weighted=True)
         for reduce in ("max", "min")
     ),
