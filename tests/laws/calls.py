@@ -68,15 +68,14 @@ class Call:
         """Return the arguments with a gradient."""
         return [value for value in args.values() if value.requires_grad]
 
-    def run(self, graph, args, **options):
-        result = self.function(*[graph] * self.graph, **args, **{**self.options, **options})
+    def run(self, graph, args):
+        result = self.function(*[graph] * self.graph, **args, **self.options)
         return result[1] if isinstance(result, tuple) else result
 
-    def step(self, graph, args, grad=None, **options):
+    def step(self, graph, args, grad=None):
         """Return the result and the gradients."""
-        y = self.run(graph, args, **options)
-        ramp = torch.linspace(-1, 1, y.numel(), dtype=torch.float64).reshape(y.shape).to(y)
-        return [y, *torch.autograd.grad(y, self.wanted(args), ramp if grad is None else grad)]
+        y = self.run(graph, args)
+        return [y, *torch.autograd.grad(y, self.wanted(args), ramp(y) if grad is None else grad)]
 
     def expected(self, graph, args, **options):
         """Compute the result by the oracle, whose entries are in CSR order."""
@@ -90,6 +89,11 @@ class Call:
         if not self.of_entries:
             return y
         return y[order.argsort()]
+
+
+def ramp(y):
+    """Return numbers from -1 to 1 of the shape, dtype and device of a result."""
+    return torch.linspace(-1, 1, y.numel(), dtype=torch.float64).reshape(y.shape).to(y)
 
 
 def graph_of(call, *sizes, kind="shuffled", device="cpu", index_dtype=np.int32) -> Graph:

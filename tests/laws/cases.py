@@ -20,7 +20,7 @@ from sparsefmt.ops.sampling import oracle as sampling
 
 #: Rows that torch alone calls, whose laws are those of torch.
 TORCH_ALONE = {
-    *("spmm_arg", "cbsr_to_dense", "dense_to_cbsr", "sspmm", "spmm_sampled_da"),
+    *("spmm_arg", "cbsr_to_dense", "dense_to_cbsr", "sspmm", "spmm_sampled_da", "spmm_sampled_dx"),
     "gat_with_statistics",
     *("gat_of_vectors", "gat_of_vectors_with_statistics", "gat_of_vectors_backward"),
     *("attend", "attend_with_statistics", "attend_backward"),
@@ -57,6 +57,7 @@ class Case:
     linear: tuple[str, ...] = ()  #: arguments, behind which there are only constants
     reads_all: bool = False  #: whether it reads vertices without entries too
     numbered: bool = False  #: whether a mask or sample depends on the numbers of entries
+    widens: bool = False  #: whether results of two bytes are float32
     atomics: bool = False  #: whether it adds up by them on a GPU, in another order each time
 
     def __str__(self):
@@ -179,6 +180,12 @@ def gradients_of_messages(A, E, grad, X=None, **options):
     return (exact[1:], bounds[1:]) if options["message"] == "copy_edge" else (exact, bounds)
 
 
+def bound_of_probabilities(A, el, er):
+    """Return the bound of results that are float32 for scores of two bytes."""
+    wide = (a.astype(np.float32) if a.dtype.itemsize == 2 else a for a in (el, er))
+    return attention.gat_attention_bound(A, *wide)
+
+
 def combinations(A, left, right, op):
     exact = messages.combine_oracle(A, left, right, op)
     size = messages.combine_oracle(A, abs(left), abs(right), "add" if op == "sub" else op)
@@ -189,10 +196,10 @@ def gradients_of_kept(A, S, dY, **options):
     return cbsr.sspmm_oracle(A, dY, S, **options), cbsr.sspmm_bound(A, dY, S, **options)
 
 
-def _spmm_arg(A, X, dY, *, reduce):
+def _spmm_arg(A, X, grad, *, reduce):
     """Run the maximum, its places and both gradients."""
     Y, places = ops.spmm_arg(A, X, reduce=reduce)
-    return Y, places, *ops.spmm_arg_backward(A, X, places, dY)
+    return Y, places, *ops.spmm_arg_backward(A, X, places, grad)
 
 
 X, GRAD, EDGES, HEADS = ("cols", "feat"), ("rows", "feat"), ("entries", "feat"), ("entries", 4)
@@ -238,7 +245,7 @@ CASES = [
     Case("spmm of heads scaled", ops.spmm, {"X": X, "values": HEADS, **SCALES}, of_heads,
          rows=("spmm",)),
     *(
-        Case(f"spmm_arg {reduce}", _spmm_arg, {"X": X, "dY": GRAD}, None, {"reduce": reduce}, ARG,
+        Case(f"spmm_arg {reduce}", _spmm_arg, {"X": X, "grad": GRAD}, None, {"reduce": reduce}, ARG,
              weighted=True)
         for reduce in ("max", "min")
     ),
@@ -292,7 +299,8 @@ CASES = [
     Case("gat_backward of edges", ops.gat_backward, {**GAT, "grad": RESULT, "edge_scores": HEADS},
          GAT_AND_EDGES, rows=("gat_backward",), entries=(3,), **LOOPS),
     Case("gat_attention", ops.gat_attention, {"el": GAT["el"], "er": GAT["er"]}, by(
-        attention.gat_attention_oracle, attention.gat_attention_bound, "el", "er"), entries=(0,)),
+        attention.gat_attention_oracle, bound_of_probabilities, "el", "er"), entries=(0,),
+        widens=True),
     Case("gatv2", ops.gatv2, GATV2, by(*ATTENTION, *ADDITIVE[:4])),
     Case("gatv2 of edges", ops.gatv2, {**GATV2, "edge_scores": HEADS},
          by(*ATTENTION, *ADDITIVE[:4]), rows=("gatv2",), **LOOPS),

@@ -53,14 +53,19 @@ every_function = pytest.mark.parametrize(
 every_dtype = pytest.mark.parametrize("dtype", ALL_DTYPES, ids=name_of)
 
 
+def repeated(case):
+    """Return options with which results repeat."""
+    return {"deterministic": True} if case.function is ops.sspmm else {}
+
+
 # Which cases there are
 
 
 def test_every_row_has_a_case():
     rows = {row for case in CASES for row in case.rows or (case.name,)}
-    rows -= {"sspmm deterministic"}
+    names = {op.name for op in operations()} | {"spmm_sampled_dx"}  # which autograd adds
     assert not rows & (TORCH_ALONE | NOT_REPEATED)
-    assert rows | TORCH_ALONE | NOT_REPEATED == {op.name for op in operations()}
+    assert rows | TORCH_ALONE | NOT_REPEATED == names
 
 
 class Listener:
@@ -207,7 +212,8 @@ def test_what_no_entry_reads_reaches_nothing(xp, case):
             arrays_of(value)[-1][~used[case.shapes[name][0]]] = np.nan
     B = put(xp, A)
     first, second = (
-        case.run(B, {name: put(xp, value) for name, value in each.items()}) for each in (args, lost)
+        case.run(B, {name: put(xp, value) for name, value in each.items()}, **repeated(case))
+        for each in (args, lost)
     )
     for place, (a, b) in enumerate(zip(first, second, strict=True)):
         if case.function is ops.gat_backward and place:  # products with a vertex's own features
@@ -293,11 +299,6 @@ def test_a_transpose_that_is_there_already_changes_nothing(xp, case):
 
 
 # Repetition, threads, streams, devices
-
-
-def repeated(case):
-    """Return options with which results repeat."""
-    return {"deterministic": True} if case.function is ops.sspmm else {}
 
 
 @every_case
