@@ -326,12 +326,9 @@ def options_of_pairs(name, sizes, device):
     given = [{}, *row.together]
     if "in_channels" in row.same:
         given.append(pair)
-    if device == "cpu":
-        given += singles
-        if "in_channels" in row.same and sizes == (9, 5):
-            given += [
-                one | pair for one in singles if not {"in_channels", "share_weights"} & {*one}
-            ]
+    if device == "cpu" and sizes == (9, 5):
+        alone = {"in_channels", "share_weights"}
+        given += [one if alone & {*one} or pair not in given else one | pair for one in singles]
     of_edges = [one for one in given if "GIN" not in name or "edge_dim" not in one]
     return [one for one in of_edges if "flow" not in one and "decomposed_layers" not in one]
 
