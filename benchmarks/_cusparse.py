@@ -27,7 +27,6 @@ _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 _STEP = [_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT]
 _SIGNATURES: dict[str, list[Any]] = {
     "Create": [_POINTER],
-    "GetVersion": [_POINTER, _POINTER],
     "SetStream": [_POINTER, _POINTER],
     "CreateCsr": [_POINTER, *[_LONG] * 3, *[_POINTER] * 3, *[_INT] * 4],
     "CreateDnMat": [_POINTER, *[_LONG] * 3, _POINTER, _INT, _INT],
@@ -70,13 +69,6 @@ def _handle() -> ctypes.c_void_p:
     handle = ctypes.c_void_p()
     _call("Create", ctypes.byref(handle))
     return handle
-
-
-def version() -> int:
-    """Return the number of ``cusparseGetVersion``."""
-    number = ctypes.c_int()
-    _call("GetVersion", _handle(), ctypes.byref(number))
-    return number.value
 
 
 class Product:

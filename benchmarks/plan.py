@@ -9,9 +9,8 @@ orders; and ``epochs``, training with ``steps=``.
 A cell is a layer on a graph, its ``--widths`` such as 32x256, and inference or training.
 ``of_oracle`` is what ``optimize(mode="auto")`` chose over the fastest composition; ``over_own``
 over the layer's own, and ``over_default`` over what DGL runs, the paper's default: rows are scaled
-apart, and transformed first where that narrows them; ``over_once`` over the one that is fastest in
-one run of each; ``beyond`` is the best of the paper's rules (SENSEi, arXiv 2306.15155) over what
-was chosen.  ``overhead`` is what ``optimize`` took, in iterations, kernels compiled before.
+apart, and transformed first where that narrows them.  ``overhead`` is what ``optimize`` took, in
+iterations, kernels compiled before.
 """
 
 import argparse
@@ -33,7 +32,7 @@ from sparsefmt.model.program import Program
 from sparsefmt.plan import constants_of, planner
 from sparsefmt.plan.locality import locality
 from sparsefmt.plan.pricing import work_of
-from sparsefmt.plan.rules import Primitive, steps, text_of
+from sparsefmt.plan.rules import Primitive, text_of
 
 from . import _baselines, _graphs, _harness, _oracle
 from ._harness import Call
@@ -142,7 +141,6 @@ class Cell:
         expected = own()
         errors = [_oracle.norm_error(call(), expected) for call in calls.values()]
         row = _oracle.judged(max(errors), RIGHT)
-        firsts = {name: _seconds(call) for name, call in calls.items()}
         functions = [own, *calls.values()]
         times, row["runs"] = _harness.paced(functions, cuda=self.x.is_cuda, quick=quick)
         by_tree = dict(zip(calls, times[1:], strict=True))
@@ -150,12 +148,9 @@ class Cell:
         ms = times[0] if plan.chosen.tree == plan.own else by_tree[row["chosen"]]
         row |= {"ms": ms, "own_ms": times[0], "oracle_ms": min(times), "choices": len(calls)}
         row |= {"over_own": times[0] / ms, "of_oracle": min(times) / ms, "overhead": overhead}
-        row["over_once"] = by_tree[min(firsts, key=lambda name: firsts[name])] / ms
         if self.model in DEFAULT:
             default = DEFAULT[self.model][self.widths[0] <= self.widths[1]]
             row["over_default"] = by_tree[default] / ms
-        trees = [c.tree for c in plan.promoted if _is_of_paper(c.tree)]
-        row["beyond"] = min(by_tree[text_of(tree)] for tree in trees) / ms
         predicted = {text_of(c.tree): c.predicted * 1e3 for c in plan.promoted}
         return row | {"compositions": by_tree, "predicted": predicted}
 
@@ -190,12 +185,6 @@ class Cell:
             return [y.detach(), *torch.autograd.grad(y, sources, torch.ones_like(y))]
 
         return step
-
-
-def _is_of_paper(tree: Any) -> bool:
-    """Return True if SENSEi's rules make the tree: no scaled product, and no ``W a``."""
-    made = [step for step in steps(tree) if step.rule.kind == "spmm_scaled"]
-    return not made and "W·" not in text_of(tree)
 
 
 def _seconds(call: Call) -> float:
@@ -324,7 +313,6 @@ CELLS = (
     Limit(
         "over_default", "mean", where=lambda row: row["choices"] > 1, label="of several", **KINDS
     ),
-    *(Limit(column, "mean", by=("model", "kind")) for column in ("beyond", "over_once")),
     Limit("over_own", least=0.97, on=ON),
     Limit("overhead", most=4.0, on=ON),
 )

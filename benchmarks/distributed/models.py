@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn import Identity, Linear, Module, ModuleList
+from torch.nn import Module
 from torch.nn.functional import cross_entropy
 
 from sparsefmt import CSR, Graph, distributed, reorder
@@ -25,6 +25,7 @@ from sparsefmt.interop.torch import to_tensor
 from sparsefmt.nn import GATConv, SAGEConv
 
 from .. import _graphs, _harness
+from ..training import Model
 from .model import Layer
 from .ranks import Ranks
 
@@ -105,23 +106,6 @@ HIDDEN, LAYERS, HEADS, K = 256, 3, 4, 32
 ITEM = 4  #: bytes of a float32
 
 
-class Model(Module):
-    """Layers of a graph between maps of each vertex alone, ReLU between the layers or not."""
-
-    def __init__(self, layers: list[Module], *, relu: bool = True, ends: Any = None) -> None:
-        super().__init__()
-        self.first, self.last = ends or (Identity(), Identity())
-        self.layers, self.relu = ModuleList(layers), relu
-
-    def forward(self, x: Tensor, graph: Any) -> Tensor:
-        """Return logits of (n_local, classes)."""
-        x = self.first(x)
-        for at, layer in enumerate(self.layers):
-            x = layer(x.relu() if self.relu and at else x, graph)
-        out: Tensor = self.last(x)
-        return out
-
-
 def _widths(feat: int, classes: int, hidden: int) -> list[tuple[int, int]]:
     """Features into and out of each layer."""
     return [*pairwise([feat, *[hidden] * (LAYERS - 1), classes])]
@@ -142,7 +126,7 @@ def gat(feat: int, classes: int, hidden: int) -> Model:
 def maxk(feat: int, classes: int, hidden: int) -> Model:
     """MaxK-GNN's: GraphSAGE that keeps 32 features, between two linear maps."""
     layers: list[Module] = [SAGEConv(hidden, hidden, k=K) for _ in range(LAYERS)]
-    return Model(layers, relu=False, ends=(Linear(feat, hidden), Linear(hidden, classes)))
+    return Model(layers, lambda x: x, [(feat, hidden), (hidden, classes)])
 
 
 MODELS: dict[str, Callable[[int, int, int], Model]] = {"sage": sage, "gat": gat, "maxk": maxk}

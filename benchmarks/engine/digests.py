@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch.nn import Linear, Module
 
 import sparsefmt
 from sparsefmt import CSR, SparseFmtError, nn, ops
 from sparsefmt import autograd as ag
 
-from .. import _graphs, _harness
+from .. import _baselines, _graphs, _harness
 from .._table import ROOT, some_of
 
 #: Graph -> shape, and how numpy draws its rows and columns; "large" is for a GPU alone.
@@ -118,18 +120,13 @@ class Setting:
 
     def tensor(self, *shape: int) -> Any:
         """Draw a tensor that wants a gradient."""
-        return ag_tensor(self.array(*shape)).clone().requires_grad_()
+        return _baselines.tensor(self.array(*shape)).clone().requires_grad_()
 
     def tiled(self) -> Any:
         """Return a graph of its own that goes by tiles."""
         graph = sparsefmt.Graph(self.csr)
         ag.prepare(graph, tile=(64, 16), costs=ALL)
         return graph
-
-
-def ag_tensor(array: Any) -> Any:
-    """Return a torch view."""
-    return import_module("sparsefmt.interop.torch").to_tensor(array)
 
 
 Compute = Callable[[Setting], Any]
@@ -145,7 +142,6 @@ def of_arrays(s: Setting, case: Any) -> Any:
 
 def of_tensors(s: Setting, call: Any, *, tiles: bool = False, again: bool = False) -> Any:
     """Run a function with gradients: its result and these, or the gradients of these."""
-    torch = import_module("torch")
     graph = s.tiled() if tiles else sparsefmt.Graph(s.csr.with_data(None))
     more = {"dtype": getattr(torch, s.dtype), "device": s.device, "feat": s.feat}
     args = call.arguments(graph, **more)
@@ -160,7 +156,6 @@ def of_tensors(s: Setting, call: Any, *, tiles: bool = False, again: bool = Fals
 
 def of_layer(s: Setting, name: str) -> Any:
     """Run a layer from a seed: its results, and gradients of features and parameters."""
-    torch = import_module("torch")
     torch.manual_seed(7)
     layer = LAYERS[name](s.feat).to(s.device, getattr(torch, s.dtype))
     layer.train("eval" not in name)
@@ -173,16 +168,13 @@ def of_layer(s: Setting, name: str) -> Any:
         more["edge_attr"] = s.tensor(s.csr.nnz, 3)
     y = layer(x, s.tiled() if "tiles" in name else graph, **more)
     wanted = [x, *more.values(), *layer.parameters()]
-    return y, *torch.autograd.grad(y, wanted, ag_tensor(s.array(*y.shape)), materialize_grads=True)
-
-
-def linear(feat: int) -> Any:
-    """Build the network inside GIN."""
-    return import_module("torch").nn.Linear(feat, 16)
+    return y, *torch.autograd.grad(
+        y, wanted, _baselines.tensor(s.array(*y.shape)), materialize_grads=True
+    )
 
 
 #: Layers by features, on a square graph; words in a name say what else they get.
-LAYERS: dict[str, Callable[[int], Any]] = {
+LAYERS: dict[str, Callable[[int], Module]] = {
     "GCNConv": lambda feat: nn.GCNConv(feat, 16),
     "GCNConv edges": lambda feat: nn.GCNConv(feat, 16),
     "GCNConv kept": lambda feat: nn.GCNConv(feat, 16, k=4),
@@ -192,9 +184,9 @@ LAYERS: dict[str, Callable[[int], Any]] = {
     "SAGEConv kept edges": lambda feat: nn.SAGEConv(feat, 16, k=4),
     "SAGEConv training": lambda feat: nn.SAGEConv(feat, 16, training_sample=8),
     "SAGEConv eval": lambda feat: nn.SAGEConv(feat, 16, sample=8, strategy="bucket"),
-    "GINConv": lambda feat: nn.GINConv(linear(feat), train_eps=True),
-    "GINConv kept edges": lambda feat: nn.GINConv(linear(feat), 0.1, k=feat // 4),
-    "GINConv training": lambda feat: nn.GINConv(linear(feat), training_sample=8),
+    "GINConv": lambda feat: nn.GINConv(Linear(feat, 16), train_eps=True),
+    "GINConv kept edges": lambda feat: nn.GINConv(Linear(feat, 16), 0.1, k=feat // 4),
+    "GINConv training": lambda feat: nn.GINConv(Linear(feat, 16), training_sample=8),
     "GATConv": lambda feat: nn.GATConv(feat, 8, heads=4),
     "GATConv dropout": lambda feat: nn.GATConv(
         feat, 16, heads=2, dropout=0.5, concat=False, add_self_loops=False
@@ -235,13 +227,8 @@ MORE: dict[str, Compute] = {
         for name in ("bucket", "fastrand", "random")
     },
     **{
-        f"convert {source}-{target}": partial(
-            lambda s, source, target: s.csr.asformat(source).asformat_with_perm(target),
-            source=source,
-            target=target,
-        )
-        for source in ("coo", "csr", "csc", "sgt")
-        for target in ("coo", "csr", "csc", "sgt")
+        f"convert to {to}": partial(lambda s, to: s.csr.tocoo()[::-1].asformat_with_perm(to), to=to)
+        for to in ("csr", "csc", "sgt")
     },
     "convert tiles": lambda s: s.csr.tosgt((64, 16)),
     "convert dense": lambda s: s.csr[:50].toarray_with_perm(),
@@ -310,7 +297,7 @@ def pieces(value: Any) -> Iterator[Any]:
         yield f"{value.dtype} {tuple(value.shape)}".encode()
         raw = value.detach().resolve_conj().cpu().contiguous().flatten()
         if raw.numel():  # torch views no expanded tensor without values
-            yield raw.view(sys.modules["torch"].uint8).numpy().tobytes()
+            yield raw.view(torch.uint8).numpy().tobytes()
     elif hasattr(value, "shape") and hasattr(value, "dtype"):
         yield f"{value.dtype} {value.shape}".encode()
         yield (value.get() if hasattr(value, "get") else np.asarray(value)).tobytes()
@@ -370,7 +357,6 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     sparsefmt.formats.arrays.parse_device(options.device)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch = import_module("torch")
     torch.use_deterministic_algorithms(True, warn_only=True)
     warnings.simplefilter("ignore")
     asked = options.device, [*(options.graphs or GRAPHS)], options.only
@@ -382,8 +368,7 @@ def main(argv: list[str]) -> int:
     meta = _harness.machine(cuda=options.device == "cuda") | {"unrepeatable": shaky}
     meta |= {"graphs": asked[1], "only": options.only}
     made = {"meta": meta | {"seconds": round(time.monotonic() - start, 1)}, "digests": kept}
-    seconds = made["meta"]["seconds"]
-    print(f"{len(kept)} digests, {len(shaky)} not repeatable, in {seconds} s")
+    print(f"{len(kept)} digests, {len(shaky)} not repeatable, in {made['meta']['seconds']} s")
     if options.out:
         options.out.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n")
     return compare(made, json.loads(options.compare.read_text())) if options.compare else 0
