@@ -6,6 +6,7 @@ Tensors are views of our arrays, on the device where those are.
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from sparsefmt import CSR
@@ -139,7 +140,9 @@ def best_spmm(A: CSR, X: Array) -> tuple[str, Call]:
 
     from . import _cusparse
 
-    return _cusparse.best_spmm(A, X, cupy.empty((A.n_rows, X.shape[1]), X.dtype))
+    operands = A, X, cupy.empty((A.n_rows, X.shape[1]), X.dtype)
+    ways = _cusparse.SPMM_ALGORITHMS
+    return _cusparse.best({name: partial(_cusparse.spmm, *operands, name) for name in ways})
 
 
 def best_sddmm(A: CSR, X: Array, Y: Array) -> tuple[str, Call]:
@@ -150,7 +153,8 @@ def best_sddmm(A: CSR, X: Array, Y: Array) -> tuple[str, Call]:
 
     from . import _cusparse
 
-    return _cusparse.best_sddmm(A, X, Y, cupy.empty(A.nnz, X.dtype))
+    operands, ways = (A, X, Y, cupy.empty(A.nnz, X.dtype)), _cusparse.SDDMM_LAYOUTS
+    return _cusparse.best({name: partial(_cusparse.sddmm, *operands, name) for name in ways})
 
 
 def pyg_spmm(A: CSR, X: Array) -> Call:

@@ -166,18 +166,8 @@ def sddmm(A: CSR, X: Array, Y: Array, out: Array, layout: str = "transposed") ->
     return Product("SDDMM", pointers, not flipped, 0, parts)
 
 
-def best_spmm(A: CSR, X: Array, Y: Array) -> tuple[str, Product]:
-    """Return the fastest algorithm, by three runs each after one to warm up, and its product."""
-    return _best({name: (lambda name=name: spmm(A, X, Y, name)) for name in SPMM_ALGORITHMS})
-
-
-def best_sddmm(A: CSR, X: Array, Y: Array, out: Array) -> tuple[str, Product]:
-    """Return the faster of the layouts of Y, and its product."""
-    return _best({name: (lambda name=name: sddmm(A, X, Y, out, name)) for name in SDDMM_LAYOUTS})
-
-
-def _best(choices: dict[str, Any]) -> tuple[str, Product]:
-    """Time each alone: only two plans with their buffers are alive at a time."""
+def best(choices: dict[str, Any]) -> tuple[str, Product]:
+    """Return the fastest by three runs each after one; only two plans are alive at a time."""
     found: tuple[float, str, Product] | None = None
     refused = []
     for name, make in choices.items():

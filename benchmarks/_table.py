@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 #: Of the real graphs, unless ``--data`` or ``$SPARSEFMT_DATA`` says otherwise.
 DATA = ROOT.parent / "shared" / "data"
+END = "<!-- end -->\n"  #: of a block of a page that results are written to
 MACHINE = ("commit", "device", "cpu")
 
 Row = dict[str, Any]
@@ -263,6 +264,23 @@ def _width(key: str) -> int:
 
 def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def markdown(*lines: Iterable[str]) -> str:
+    """Return lines of a Markdown table."""
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def write_block(page: Path, begin: str, text: str) -> None:
+    """Write text into the block of the page that begins so; SystemExit if it lacks the block."""
+    before, start, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, end, after = rest.partition(END)
+    if not (start and end):
+        lines = f"{begin.rstrip()} and {END.rstrip()}"
+        raise SystemExit(
+            f"{page} lacks the lines {lines}, in this order: put them where it belongs"
+        )
+    page.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
 
 
 # Keep

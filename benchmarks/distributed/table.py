@@ -4,11 +4,12 @@ Constants are those of an H200 and of nodes of 8; those that were not measured s
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from .._table import ROOT, markdown, write_block
 from .model import Link, Machine, Share, Times, even_share, fitted, memory, replicated, step
 from .models import HIDDEN, ITEM, layers_of
 
@@ -103,16 +104,8 @@ def points(scenario: Scenario) -> Iterator[Point]:
         )
 
 
-HEAD = (
-    "GPUs",
-    "GB a GPU",
-    "step, s",
-    "efficiency",
-    "exchange, s",
-    "not hidden, s",
-    "step with MaxK 32, s",
-    "1.5-D moves, of 1-D",
-)
+HEAD = "GPUs", "GB a GPU", "step, s", "efficiency", "exchange, s", "not hidden, s"
+HEAD += "step with MaxK 32, s", "1.5-D moves, of 1-D"
 
 
 def rows(scenario: Scenario) -> Iterator[tuple[str, ...]]:
@@ -135,7 +128,8 @@ def rows(scenario: Scenario) -> Iterator[tuple[str, ...]]:
 
 # The page
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
+PAGE = ROOT / "docs" / "scaling.md"
+BEGIN = "<!-- begin: {}, by python -m benchmarks distributed --table -->\n"
 NOTHING = "No run on GPUs is in `benchmarks/results` yet.\n"
 #: Results of a folder: of the last run, and of one on four GPUs, which was put by under that name.
 FILES = "distributed-gpu.json", "distributed-4-gpus.json"
@@ -177,11 +171,8 @@ LINKS: Columns = (
 
 def write(folder: Path) -> None:
     """Write both blocks of the page from the results of a folder."""
-    found = runs_of(folder)
-    page = PAGE.read_text(encoding="utf-8")
-    for name, text in blocks(found).items():
-        page = with_block(page, name, text)
-    PAGE.write_text(page, encoding="utf-8")
+    for name, text in blocks(runs_of(folder)).items():
+        write_block(PAGE, BEGIN.format(name), text)
 
 
 def runs_of(folder: Path) -> list[dict[str, Any]]:
@@ -193,19 +184,8 @@ def runs_of(folder: Path) -> list[dict[str, Any]]:
 def blocks(runs: list[dict[str, Any]]) -> dict[str, str]:
     """Return the text of each block of the page."""
     marks = ["---:"] * len(HEAD)
-    tables = [f"**{one.name}**\n\n{_markdown(HEAD, marks, *rows(one))}" for one in SCENARIOS]
+    tables = [f"**{one.name}**\n\n{markdown(HEAD, marks, *rows(one))}" for one in SCENARIOS]
     return {"measured": measured(runs), "extrapolated": "\n".join(tables)}
-
-
-def with_block(page: str, name: str, text: str) -> str:
-    """Return the page with that text in its block; SystemExit if it lacks the block."""
-    begin = f"<!-- begin: {name}, by python -m benchmarks distributed --table -->\n"
-    before, found, rest = page.partition(begin)
-    _, end, after = rest.partition("<!-- end")
-    if not (found and end):
-        lines = f"{begin.rstrip()} and <!-- end -->"
-        raise SystemExit(f"{PAGE.name} lacks the lines {lines}, in this order.")
-    return f"{before}{begin}\n{text}\n{end}{after}"
 
 
 def measured(runs: list[dict[str, Any]]) -> str:
@@ -236,8 +216,4 @@ def _table(section: dict[str, Any], what: str, columns: Columns) -> str:
     where = f"{facts.get('device', 'a GPU')}, {facts['date'][:10]}, `{facts['commit']}`"
     heads, marks = [head for head, *_ in columns], ["---", *["---:"] * (len(columns) - 1)]
     cells = ([form(row.get(key)) for _, key, form in columns] for row in section["rows"])
-    return f"{what} on {where}:\n\n{_markdown(heads, marks, *cells)}"
-
-
-def _markdown(*lines: Iterable[str]) -> str:
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return f"{what} on {where}:\n\n{markdown(heads, marks, *cells)}"

@@ -280,17 +280,19 @@ def test_the_table_has_what_was_measured_beside_what_was_predicted():
     assert cells[1:] == ["99", "55", "1.80", "54", "5", "90%", "100%", "20", "19"]
 
 
-def test_the_page_has_the_tables_of_the_results_that_are_kept():
-    page = table.PAGE.read_text(encoding="utf-8")
-    for name, text in table.blocks(table.runs_of(RESULTS)).items():
-        assert table.with_block(page, name, text) == page, (
-            "python -m benchmarks distributed --table"
-        )
+def test_the_page_has_the_tables_of_the_results_that_are_kept(tmp_path, monkeypatch):
+    page, written = table.PAGE.read_text(encoding="utf-8"), tmp_path / "scaling.md"
+    written.write_text(page, encoding="utf-8")
+    monkeypatch.setattr(table, "PAGE", written)
+    table.write(RESULTS)
+    assert written.read_text(encoding="utf-8") == page, "python -m benchmarks distributed --table"
 
 
-def test_a_page_without_the_block_is_refused():
+def test_a_page_without_the_block_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "PAGE", tmp_path / "page.md")
+    table.PAGE.write_text("text", encoding="utf-8")
     with pytest.raises(SystemExit, match="lacks the lines <!-- begin: measured"):
-        table.with_block("text", "measured", "more")
+        table.write(RESULTS)
 
 
 @pytest.mark.parametrize(
