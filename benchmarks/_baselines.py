@@ -177,22 +177,6 @@ def pyg_scatter(A: CSR, X: Array) -> Call:
     return lambda: scatter(x[sources] * weight[:, None], targets, 0, n_rows, "sum")
 
 
-def compiled_gather_add(A: CSR, X: Array) -> Call:
-    """Return ``torch.compile`` of gather, multiply and ``index_add``."""
-    import torch
-
-    sources, targets = edge_index(A)
-    x, weight = tensor(X), tensor(A.data)
-    n_rows = A.n_rows
-
-    def aggregate(x: Any, weight: Any, sources: Any, targets: Any) -> Any:
-        zeros = torch.zeros(n_rows, x.shape[1], dtype=x.dtype, device=x.device)
-        return zeros.index_add(0, targets, x[sources] * weight[:, None])
-
-    compiled = torch.compile(aggregate)
-    return lambda: compiled(x, weight, sources, targets)
-
-
 def pyg_sddmm(A: CSR, X: Array, Y: Array) -> Call:
     """Return PyG's gather: ``(x[row] * y[col]).sum(-1)``."""
     cols, rows = edge_index(A)

@@ -305,7 +305,10 @@ def keep(
     bool
         True if no row is wrong.
     """
-    right = [_with_spread(row) for row in rows if "wrong" not in row]
+    right = [row for row in rows if "wrong" not in row]
+    for at, row in enumerate(right):
+        medians = {k: one.spread for k, one in row.items() if isinstance(one, _harness.Median)}
+        right[at] = row | ({"spread": medians} if medians else {})
     wrong = [row for row in rows if "wrong" in row]
     for row in wrong:
         print(f"  WRONG, not reported: {row['case']}: {row['wrong']}")
@@ -330,11 +333,6 @@ def keep(
     path.write_text(json.dumps({"sections": sections}, indent=1) + "\n")
     print(f"  wrote {section} to {path}", flush=True)
     return not wrong
-
-
-def _with_spread(row: Row) -> Row:
-    spreads = {k: value.spread for k, value in row.items() if isinstance(value, _harness.Median)}
-    return row | {"spread": spreads} if spreads else row
 
 
 def _merged(earlier: dict[str, Any] | None, rows: list[Row], here: dict[str, Any]) -> list[Row]:

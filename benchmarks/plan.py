@@ -195,7 +195,8 @@ def _seconds(call: Call) -> float:
 
 #: What counts as a gain; entries beyond which an order that the CPU finds takes minutes.
 GAIN, MOST_ON_CPU = 1.05, 3_000_000
-HIDDEN, CLASSES, FEATURES, STEPS = 256, 47, 100, 30
+CLASSES, FEATURES, STEPS = 47, 100, 30
+SAGE = (FEATURES, 256, 256, CLASSES)
 
 
 def vertices(options: argparse.Namespace) -> Iterator[Row]:
@@ -247,12 +248,6 @@ def predicted(A: CSR, feat: int) -> float:
     return constants.predict(work, kind)
 
 
-def model_of() -> Module:
-    """Build GraphSAGE of three layers."""
-    widths = (FEATURES, HIDDEN, HIDDEN, CLASSES)
-    return Model([*map(nn.SAGEConv, widths, widths[1:])])
-
-
 def step_of(model: Module, x: Tensor, graph: Graph, labels: Tensor) -> list[Any]:
     """Train one epoch without the optimizer: the loss and all gradients."""
     model.zero_grad()
@@ -269,7 +264,9 @@ def epochs(options: argparse.Namespace) -> Iterator[Row]:
         x = _baselines.tensor(_graphs.normal(A.indptr, (A.n_rows, FEATURES)))
         labels = torch.arange(A.n_rows, device=x.device) % CLASSES
         torch.manual_seed(0)
-        own, first, planned = (model_of().to(x.device) for _ in range(3))
+        own, first, planned = (
+            Model([*map(nn.SAGEConv, SAGE, SAGE[1:])]).to(x.device) for _ in range(3)
+        )
         planned.load_state_dict(own.state_dict())
         inputs = x, graph, labels
         expected = [one.clone() for one in step_of(own, *inputs)]

@@ -13,6 +13,7 @@ TF32.  On the CPU, which has no tensor cores, the same runs beside torch.sparse 
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -85,7 +86,7 @@ def table(
                     case = f"{name} {feat} {dtype}" + " unweighted" * (not weighted)
                     row: Row = {"case": case, "graph": name, "feat": feat, "dtype": dtype}
                     row["kind"] = "weighted" if weighted else "unweighted"
-                    operands = ours if weighted else ours.without_values()
+                    operands = ours if weighted else replace(ours, A=ours.A.with_data(None))
                     share = share_of(tiles, "spmm", dtype, feat, weighted=weighted)
                     row |= {"share": share if options.cuda else 0.0}
                     product = (theirs if weighted else theirs.with_ones()).theirs()
@@ -116,7 +117,7 @@ def _cell(
 
 
 def sddmm_rows(options: argparse.Namespace) -> Iterator[Row]:
-    """Yield every graph, width and dtype; cuSPARSE in float32, and in float16 beside it."""
+    """Yield every graph, width and dtype; cuSPARSE in float32."""
     for name, source in _graphs.chosen(options, _graphs.TABLE):
         A = _graphs.load(source, device=options.device)
         tiles = A.tosgt(MMA_TILE)
@@ -145,11 +146,6 @@ def _sddmm_cell(A: CSR, tiles: SGT, feat: int, dtype: str, options: argparse.Nam
     calls = {"ms": ours, "csr_ms": by_csr}
     theirs = "cusparse_ms" if options.cuda else "pyg_ms"
     row["algorithm"], calls[theirs] = _baselines.best_sddmm(A, *wide)
-    if dtype != "tf32" and options.cuda:
-        try:
-            calls["half_ms"] = _baselines.best_sddmm(A, *features("float16"))[1]
-        except RuntimeError as refusal:  # of cuSPARSE
-            row["skipped"] = str(refusal)
     return row | _harness.timed(calls, cuda=options.cuda, quick=options.quick)
 
 
@@ -179,7 +175,6 @@ SECTIONS = {
         sddmm_rows,
         (
             *both("over_cusparse", 2.0, by=("dtype",)),
-            *both("over_half", by=("dtype",)),
             *both("over_csr", by=("dtype",)),
             Limit("error", high=True, by=("dtype",)),
         ),

@@ -23,11 +23,10 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from .._table import RESULTS, Benchmark, Limit, Row, Section, Target, keep, numbers, some_of
+from .._table import RESULTS, Benchmark, Limit, Row, Section, Target, keep, numbers
 from .ranks import Ranks, start
 
 NAMES = ("bandwidth", "steps", "exchange", "large")
-MODELS, ORDERS = ("sage", "gat", "maxk"), ("community", "shuffled")
 
 
 def main(argv: list[str]) -> int:
@@ -79,6 +78,5 @@ def _of_processes(options: argparse.Namespace) -> Iterator[Row]:
 
 
 SECTIONS = {name: Section(_of_processes, only="cuda" * (name == "large")) for name in NAMES}
-EXTRA = {"ranks": numbers, "models": some_of(MODELS), "orders": some_of(ORDERS)}
-BENCHMARK = Benchmark("distributed", __doc__, SECTIONS, EXTRA)
+BENCHMARK = Benchmark("distributed", __doc__, SECTIONS, {"ranks": numbers})
 BENCHMARKS = {"distributed": main}

@@ -91,7 +91,7 @@ def link(ranks: Ranks, count: int, *, quick: bool) -> Link:
 
 # Steps
 
-#: What runs of each graph unless ``--models`` or ``--orders`` says otherwise.
+#: What runs of each graph.
 MODELS = {"reddit": ("sage", "gat", "maxk")}
 ORDERS = {"products": ("community", "shuffled")}
 CHECKED_STEPS = 3
@@ -128,15 +128,17 @@ def _is_predicted(row: Row) -> bool:
     return known and row["ranks"] in (2, 4) and _as_stated(row)
 
 
-def _is_two(row: Row) -> bool:
-    return row["ranks"] == 2
+def _hidden(row: Row) -> float | None:
+    return HIDDEN_SHARE if row["ranks"] == 2 and _least(row) else None
 
 
 STEPS = (
     Limit("over_plain", "each", most=ALONE),
     Limit("speed_up", "each", least=_least, where=lambda row: row["ranks"] > 1),
     Limit(
-        "hidden", "each", least=lambda row: HIDDEN_SHARE if _is_two(row) and _least(row) else None
+        "hidden",
+        "each",
+        least=lambda row: HIDDEN_SHARE if row["ranks"] == 2 and _least(row) else None,
     ),
     Limit("off", "each", most=PREDICTED, where=_is_predicted),
 )
@@ -151,9 +153,9 @@ def training(ranks: Ranks, options: argparse.Namespace) -> bool:
     rows: list[dict[str, Any]] = []
     first, right = ranks.rank == 0, True
     for graph in options.graphs or (("reddit", "products") if ranks.cuda else ("small",)):
-        for order in options.orders or ORDERS.get(graph, ("community",)):
+        for order in ORDERS.get(graph, ("community",)):
             models.check_alike(models.csr_of(graph, order, ranks.device), ranks)
-            for model in options.models or MODELS.get(graph, ("sage",)):
+            for model in MODELS.get(graph, ("sage",)):
                 rows += Case(graph, order, model, ranks, options).rows()
             models.forget(generated=False)
         models.forget(generated=True)
