@@ -23,7 +23,7 @@ from sparsefmt.ops import Transpose, aggregate_backward, spmm, transpose
 
 from . import _baselines, _graphs, _harness, _oracle
 from ._harness import MIB, Call
-from ._table import Benchmark, Limit, Row, Section, both, names
+from ._table import Benchmark, Limit, Row, Section, both, some_of
 
 WIDTHS, WIDE = (16, 32, 64, 128, 256), (64, 128, 256)
 DTYPES = ("float32", "float16", "bfloat16")
@@ -246,4 +246,4 @@ AGGREGATE = Section(
         Limit("error", high=True),
     ),
 )
-BENCHMARKS = {"spmm": Benchmark("spmm", __doc__, SECTIONS, {"dtypes": names})}
+BENCHMARKS = {"spmm": Benchmark("spmm", __doc__, SECTIONS, {"dtypes": some_of(DTYPES)})}

@@ -36,7 +36,7 @@ from sparsefmt.plan.rules import Primitive, text_of
 
 from . import _baselines, _graphs, _harness, _oracle
 from ._harness import Call
-from ._table import Benchmark, Limit, Row, Section, both, names, positive
+from ._table import Benchmark, Limit, Row, Section, both, positive, some_of
 from .training import Model
 
 MODELS: dict[str, Callable[[int, int], Module]] = {
@@ -332,5 +332,5 @@ SECTIONS = {
         default=False,
     ),
 }
-EXTRA = {"models": names, "widths": pairs}
+EXTRA = {"models": some_of(MODELS), "widths": pairs}
 BENCHMARKS = {"plan": Benchmark("plan", __doc__, SECTIONS, EXTRA)}

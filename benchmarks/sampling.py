@@ -20,7 +20,7 @@ from sparsefmt.formats.arrays import Array, is_cupy, namespace
 from sparsefmt.ops import sample_with_perm, spmm, spmm_sampled
 
 from . import _baselines, _graphs, _harness, _oracle
-from ._table import Benchmark, Limit, Row, Section, names, numbers
+from ._table import Benchmark, Limit, Row, Section, numbers, some_of
 
 SAMPLES, STRATEGIES, FEAT, SEED = (16, 64, 256), ("bucket", "fastrand", "random"), 128, 0
 #: Least speed-ups over cuSPARSE in float32, of ``SAMPLES`` in turn.
@@ -145,5 +145,5 @@ SECTIONS = {
         ),
     ),
 }
-EXTRA = {"dtypes": names, "strategies": names, "sample": numbers}
+EXTRA = {"dtypes": some_of(_oracle.LIMITS), "strategies": some_of(STRATEGIES), "sample": numbers}
 BENCHMARKS = {"sampled": Benchmark("sampled", __doc__, SECTIONS, EXTRA)}

@@ -24,7 +24,7 @@ from sparsefmt.ops.tiles.kernels import MMA_TILE
 
 from . import _baselines, _graphs, _harness, _oracle
 from ._harness import Call
-from ._table import Benchmark, Limit, Row, Section, both, names
+from ._table import Benchmark, Limit, Row, Section, both, some_of
 from .matmul import WIDE, WIDTHS, Operands
 
 #: What features and values are stored in.
@@ -184,4 +184,4 @@ SECTIONS = {
         (Limit("over_cusparse", "mean", by=("dtype", "feat")),),
     ),
 }
-BENCHMARKS = {"tcgnn": Benchmark("tcgnn", __doc__, SECTIONS, {"dtypes": names})}
+BENCHMARKS = {"tcgnn": Benchmark("tcgnn", __doc__, SECTIONS, {"dtypes": some_of(STORAGE)})}

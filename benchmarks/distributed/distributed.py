@@ -23,6 +23,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+from .._graphs import known
 from .._table import RESULTS, Benchmark, Limit, Row, Section, Target, keep, numbers
 from .ranks import Ranks, start
 
@@ -39,6 +40,10 @@ def main(argv: list[str]) -> int:
         return 0
     options = BENCHMARK.parse(argv)
     options.ranks = options.ranks or (1, 2)
+    for name in options.graphs or ():
+        if not known(name) and not Path(name).exists():
+            print(f"{name} is neither a file nor a graph of benchmarks/_graphs.py", file=sys.stderr)
+            return 2
     if options.cuda:
         import torch
 

@@ -43,14 +43,6 @@ GRAPHS: dict[str, tuple[tuple[int, int], Callable[[Any], tuple[Any, Any]]]] = {
         (700, 1100),
         lambda rng: (rng.integers(0, 230, 6000) * 3, rng.integers(0, 1100, 6000)),
     ),
-    "banded": (
-        (1000, 1000),
-        lambda _: (np.repeat(np.arange(1000), 5), np.arange(5000) * 6 // 5 % 1000),
-    ),
-    "star": (
-        (600, 600),
-        lambda _: tuple(np.stack([np.r_[[0] * 600, :600], np.r_[:600, [0] * 600]])),
-    ),
     "empty": ((60, 60), lambda _: (np.zeros(0, int), np.zeros(0, int))),
     "large": (
         (60_000, 60_000),
