@@ -4,8 +4,7 @@ Sections of ``tcgnn``; ``tf32`` is float32 storage with ``precision="tf32"``:
 
 - ``table``: SpMM by tiles, with values and without, against cuSPARSE's best (of float16 for both
   2-byte dtypes; it needs values and gets ones) and this library's SpMM by CSR;
-- ``sddmm``: SDDMM by tiles against cuSPARSE and CSR;
-- ``width``: SpMM in TF32 over widths: Fig. 10 of TC-GNN.
+- ``sddmm``: SDDMM by tiles against cuSPARSE and CSR.
 
 Every product is checked in float64 with the operands as they are stored, before any rounding to
 TF32.  On the CPU, which has no tensor cores, the same runs beside torch.sparse and PyG.
@@ -25,7 +24,7 @@ from sparsefmt.ops.tiles.kernels import MMA_TILE
 from . import _baselines, _graphs, _harness, _oracle
 from ._harness import Call
 from ._table import Benchmark, Limit, Row, Section, both, some_of
-from .matmul import WIDE, WIDTHS, Operands
+from .matmul import WIDE, Operands
 
 #: What features and values are stored in.
 STORAGE = {"tf32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
@@ -39,7 +38,6 @@ OVER_CUSPARSE: dict[str, tuple[float, float | None]] = {
 }
 OVER_CSR = 0.95
 ERRORS = {"tf32": 4e-4, "float16": 1e-3}
-WIDTH_GRAPHS = ("artist", "com-amazon", "amazon0505", "arxiv", "ddi")
 
 
 def precision(dtype: str) -> dict[str, Any]:
@@ -178,10 +176,6 @@ SECTIONS = {
             *both("over_csr", by=("dtype",)),
             Limit("error", high=True, by=("dtype",)),
         ),
-    ),
-    "width": Section(
-        partial(table, WIDTH_GRAPHS, WIDTHS, ("tf32",), (True,)),
-        (Limit("over_cusparse", "mean", by=("dtype", "feat")),),
     ),
 }
 BENCHMARKS = {"tcgnn": Benchmark("tcgnn", __doc__, SECTIONS, {"dtypes": some_of(STORAGE)})}
