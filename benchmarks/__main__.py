@@ -1,5 +1,6 @@
 """Run one benchmark by name, or all: ``python -m benchmarks convert``."""
 
+import json
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -47,7 +48,9 @@ def main(argv: list[str]) -> int:
         return command(argv[0])(argv[1:])
     except DeviceError as error:
         print(f"{error} Or give --device cpu.", file=sys.stderr)
-        return 2
+    except (OSError, json.JSONDecodeError) as error:  # a file that is not there, or is no JSON
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    return 2
 
 
 def command(name: str) -> Callable[[list[str]], int]:

@@ -6,6 +6,7 @@ Tensors are views of our arrays, on the device where those are.
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from sparsefmt import CSR
@@ -139,7 +140,9 @@ def best_spmm(A: CSR, X: Array) -> tuple[str, Call]:
 
     from . import _cusparse
 
-    return _cusparse.best_spmm(A, X, cupy.empty((A.n_rows, X.shape[1]), X.dtype))
+    operands = A, X, cupy.empty((A.n_rows, X.shape[1]), X.dtype)
+    ways = _cusparse.SPMM_ALGORITHMS
+    return _cusparse.best({name: partial(_cusparse.spmm, *operands, name) for name in ways})
 
 
 def best_sddmm(A: CSR, X: Array, Y: Array) -> tuple[str, Call]:
@@ -150,7 +153,8 @@ def best_sddmm(A: CSR, X: Array, Y: Array) -> tuple[str, Call]:
 
     from . import _cusparse
 
-    return _cusparse.best_sddmm(A, X, Y, cupy.empty(A.nnz, X.dtype))
+    operands, ways = (A, X, Y, cupy.empty(A.nnz, X.dtype)), _cusparse.SDDMM_LAYOUTS
+    return _cusparse.best({name: partial(_cusparse.sddmm, *operands, name) for name in ways})
 
 
 def pyg_spmm(A: CSR, X: Array) -> Call:
@@ -171,22 +175,6 @@ def pyg_scatter(A: CSR, X: Array) -> Call:
     sources, targets = edge_index(A)
     x, weight, n_rows = tensor(X), tensor(A.data), A.n_rows
     return lambda: scatter(x[sources] * weight[:, None], targets, 0, n_rows, "sum")
-
-
-def compiled_gather_add(A: CSR, X: Array) -> Call:
-    """Return ``torch.compile`` of gather, multiply and ``index_add``."""
-    import torch
-
-    sources, targets = edge_index(A)
-    x, weight = tensor(X), tensor(A.data)
-    n_rows = A.n_rows
-
-    def aggregate(x: Any, weight: Any, sources: Any, targets: Any) -> Any:
-        zeros = torch.zeros(n_rows, x.shape[1], dtype=x.dtype, device=x.device)
-        return zeros.index_add(0, targets, x[sources] * weight[:, None])
-
-    compiled = torch.compile(aggregate)
-    return lambda: compiled(x, weight, sources, targets)
 
 
 def pyg_sddmm(A: CSR, X: Array, Y: Array) -> Call:

@@ -27,12 +27,9 @@ _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 _STEP = [_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT]
 _SIGNATURES: dict[str, list[Any]] = {
     "Create": [_POINTER],
-    "GetVersion": [_POINTER, _POINTER],
     "SetStream": [_POINTER, _POINTER],
     "CreateCsr": [_POINTER, *[_LONG] * 3, *[_POINTER] * 3, *[_INT] * 4],
     "CreateDnMat": [_POINTER, *[_LONG] * 3, _POINTER, _INT, _INT],
-    "DestroySpMat": [_POINTER],
-    "DestroyDnMat": [_POINTER],
     **{
         f"{product}{step}": [*_STEP, _POINTER]
         for product in ("SpMM", "SDDMM")
@@ -72,17 +69,10 @@ def _handle() -> ctypes.c_void_p:
     return handle
 
 
-def version() -> int:
-    """Return the number of ``cusparseGetVersion``."""
-    number = ctypes.c_int()
-    _call("GetVersion", _handle(), ctypes.byref(number))
-    return number.value
-
-
 class Product:
     """One SpMM or SDDMM, prepared; every call runs it on the stream that was current then.
 
-    Keeps the arrays, the descriptors and the buffer alive.
+    Keeps the arrays and the buffer alive.
     """
 
     def __init__(
@@ -114,34 +104,26 @@ class Product:
             raise CusparseError(f"cusparse{self._kind}: status {status}")
 
 
-class _Descriptor:
-    """Owns a descriptor and the arrays that it points into."""
-
-    def __init__(self, kind: str, keep: tuple[Array, ...], *args: Any) -> None:
-        self.kind, self.keep = kind, keep
-        self.pointer = ctypes.c_void_p()
-        _call(f"Create{kind}", ctypes.byref(self.pointer), *args)
-
-    def __del__(self) -> None:
-        if self.pointer:
-            name = "cusparseDestroyDnMat" if self.kind == "DnMat" else "cusparseDestroySpMat"
-            getattr(_library(), name)(self.pointer)
+def _descriptor(kind: str, *args: Any) -> ctypes.c_void_p:
+    """Return a descriptor, some hundred bytes that live as long as the process."""
+    pointer = ctypes.c_void_p()
+    _call(f"Create{kind}", ctypes.byref(pointer), *args)
+    return pointer
 
 
-def _sparse(A: CSR, data: Array) -> _Descriptor:
+def _sparse(A: CSR, data: Array) -> ctypes.c_void_p:
     index = _INDEX_TYPES[A.index_dtype.name]
     pointers = [array.data.ptr for array in (A.indptr, A.indices, data)]
     types = (index, index, 0, _VALUE_TYPES[data.dtype.name])
-    arrays = (A.indptr, A.indices, data)
-    return _Descriptor("Csr", arrays, A.n_rows, A.n_cols, A.nnz, *pointers, *types)
+    return _descriptor("Csr", A.n_rows, A.n_cols, A.nnz, *pointers, *types)
 
 
-def _dense(X: Array, *, flipped: bool = False) -> _Descriptor:
+def _dense(X: Array, *, flipped: bool = False) -> ctypes.c_void_p:
     """Return a row-major matrix; flipped: its transpose, column-major in the same memory."""
     rows, columns = X.shape[::-1] if flipped else X.shape
     order = _COLUMN_MAJOR if flipped else _ROW_MAJOR
     kind = _VALUE_TYPES[X.dtype.name]
-    return _Descriptor("DnMat", (X,), rows, columns, X.shape[1], X.data.ptr, kind, order)
+    return _descriptor("DnMat", rows, columns, X.shape[1], X.data.ptr, kind, order)
 
 
 def spmm(A: CSR, X: Array, Y: Array, algorithm: str = "DEFAULT") -> Product:
@@ -155,8 +137,7 @@ def spmm(A: CSR, X: Array, Y: Array, algorithm: str = "DEFAULT") -> Product:
     if A.data is None:
         raise ValueError("cuSPARSE reads values: give a weighted A, ones if need be")
     parts = (_sparse(A, A.data), _dense(X), _dense(Y))
-    pointers = tuple(part.pointer for part in parts)
-    return Product("SpMM", pointers, False, SPMM_ALGORITHMS[algorithm], parts)
+    return Product("SpMM", parts, False, SPMM_ALGORITHMS[algorithm], (A, X, Y))
 
 
 def sddmm(A: CSR, X: Array, Y: Array, out: Array, layout: str = "transposed") -> Product:
@@ -170,22 +151,11 @@ def sddmm(A: CSR, X: Array, Y: Array, out: Array, layout: str = "transposed") ->
     flipped = layout == "column-major"
     out.data.memset_async(0, out.nbytes)  # beta is 0, but nothing may read poison
     parts = (_dense(X), _dense(Y, flipped=flipped), _sparse(A, out))
-    pointers = tuple(part.pointer for part in parts)
-    return Product("SDDMM", pointers, not flipped, 0, parts)
+    return Product("SDDMM", parts, not flipped, 0, (A, X, Y, out))
 
 
-def best_spmm(A: CSR, X: Array, Y: Array) -> tuple[str, Product]:
-    """Return the fastest algorithm, by three runs each after one to warm up, and its product."""
-    return _best({name: (lambda name=name: spmm(A, X, Y, name)) for name in SPMM_ALGORITHMS})
-
-
-def best_sddmm(A: CSR, X: Array, Y: Array, out: Array) -> tuple[str, Product]:
-    """Return the faster of the layouts of Y, and its product."""
-    return _best({name: (lambda name=name: sddmm(A, X, Y, out, name)) for name in SDDMM_LAYOUTS})
-
-
-def _best(choices: dict[str, Any]) -> tuple[str, Product]:
-    """Time each alone: only two plans with their buffers are alive at a time."""
+def best(choices: dict[str, Any]) -> tuple[str, Product]:
+    """Return the fastest by three runs each after one; only two plans are alive at a time."""
     found: tuple[float, str, Product] | None = None
     refused = []
     for name, make in choices.items():

@@ -94,7 +94,10 @@ def report(argv: list[str]) -> int:
         "| benchmark | figure | value | target | machine | commit | age |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for path in sorted(options.out.glob("*.json")):
+    paths = sorted(options.out.glob("*.json"))
+    if not paths:
+        parser.error(f"{options.out} holds no .json file")
+    for path in paths:
         for section, kept in sections(json.loads(path.read_text())).items():
             lines += _figures(f"{path.stem} {section}".strip(), kept)
     options.page.write_text("\n".join(lines) + "\n")

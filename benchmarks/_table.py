@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 #: Of the real graphs, unless ``--data`` or ``$SPARSEFMT_DATA`` says otherwise.
 DATA = ROOT.parent / "shared" / "data"
+END = "<!-- end -->\n"  #: of a block of a page that results are written to
 MACHINE = ("commit", "device", "cpu")
 
 Row = dict[str, Any]
@@ -265,6 +266,23 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def markdown(*lines: Iterable[str]) -> str:
+    """Return lines of a Markdown table."""
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def write_block(page: Path, begin: str, text: str) -> None:
+    """Write text into the block of the page that begins so; SystemExit if it lacks the block."""
+    before, start, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, end, after = rest.partition(END)
+    if not (start and end):
+        lines = f"{begin.rstrip()} and {END.rstrip()}"
+        raise SystemExit(
+            f"{page} lacks the lines {lines}, in this order: put them where it belongs"
+        )
+    page.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
+
+
 # Keep
 
 
@@ -287,7 +305,10 @@ def keep(
     bool
         True if no row is wrong.
     """
-    right = [_with_spread(row) for row in rows if "wrong" not in row]
+    right = [row for row in rows if "wrong" not in row]
+    for at, row in enumerate(right):
+        medians = {k: one.spread for k, one in row.items() if isinstance(one, _harness.Median)}
+        right[at] = row | ({"spread": medians} if medians else {})
     wrong = [row for row in rows if "wrong" in row]
     for row in wrong:
         print(f"  WRONG, not reported: {row['case']}: {row['wrong']}")
@@ -312,11 +333,6 @@ def keep(
     path.write_text(json.dumps({"sections": sections}, indent=1) + "\n")
     print(f"  wrote {section} to {path}", flush=True)
     return not wrong
-
-
-def _with_spread(row: Row) -> Row:
-    spreads = {k: value.spread for k, value in row.items() if isinstance(value, _harness.Median)}
-    return row | {"spread": spreads} if spreads else row
 
 
 def _merged(earlier: dict[str, Any] | None, rows: list[Row], here: dict[str, Any]) -> list[Row]:

@@ -24,7 +24,7 @@ from sparsefmt import Graph, autograd, nn
 from . import _baselines, _graphs, _harness, _oracle, matmul
 from ._harness import MIB, Call
 from ._oracle import SCORES, SIDES, SLOPE
-from ._table import Benchmark, Limit, Row, Section, names
+from ._table import Benchmark, Limit, Row, Section, some_of
 
 KINDS = tuple(SIDES)
 SPMM_FEAT = 128  #: of the product that attention is held against
@@ -42,7 +42,6 @@ MOST_MS = {
     ("dot", "reddit", 4, 32): 60.0,
     ("dot", "reddit", 1, 128): 50.0,
 }
-CPU_SHAPES = {"gat": ((4, 32),), "gatv2": ((4, 32),), "dot": ((4, 32),)}
 #: Least gain of 2-byte features over float32 on reddit.
 HALF, HALF_GAIN = "bfloat16", 1.5
 CPU_OVER_PYG = 4.0
@@ -170,7 +169,7 @@ def attention(options: argparse.Namespace) -> Iterator[Row]:
 def _shapes(kind: str, graph: str, *, cuda: bool) -> list[tuple[int, int]]:
     """Return heads and features: those with a limit, or of all graphs elsewhere."""
     if not cuda:
-        return [*CPU_SHAPES[kind]]
+        return [(4, 32)]
     here = [key[2:] for key in MOST_MS if key[:2] == (kind, graph)]
     return here or [*dict.fromkeys(key[2:] for key in MOST_MS if key[0] == kind)]
 
@@ -318,4 +317,5 @@ SECTIONS = {
         only="cuda",
     ),
 }
-BENCHMARKS = {"fuse": Benchmark("fuse", __doc__, SECTIONS, {"kinds": names, "dtypes": names})}
+EXTRA = {"kinds": some_of(KINDS), "dtypes": some_of(_oracle.LIMITS)}
+BENCHMARKS = {"fuse": Benchmark("fuse", __doc__, SECTIONS, EXTRA)}

@@ -3,7 +3,7 @@
 A wheel of this checkout is installed into a folder of its own, and each run is a process in an
 empty directory that finds it there.  The clock stops when a step of a model of two layers is done:
 imports but torch's, the graph, forward, loss, backward, Adam; on a GPU its context too.  PyG's
-layers do the same from the same weights, whose losses must agree.
+layers do the same from the same weights, whose losses must agree; linear maps alone are the floor.
 """
 
 import argparse
@@ -41,10 +41,12 @@ drawn = time.perf_counter() - start
 x, y, graph = x.to(device), y.to(device), graph.to(device)
 if way == "pyg":
     import torch_geometric.nn as nn
-else:
+elif way == "ours":
     import sparsefmt
     from sparsefmt import nn
-if layer == "gat":
+if way == "floor":
+    layers = torch.nn.Linear(feat, 16), torch.nn.Linear(16, classes)
+elif layer == "gat":
     layers = nn.GATConv(feat, 8, heads=8), nn.GATConv(64, classes, concat=False)
 else:
     kind = nn.GCNConv if layer == "gcn" else nn.SAGEConv
@@ -56,7 +58,8 @@ model = torch.nn.ModuleList(layers).to(device)
 optimizer = torch.optim.Adam(model.parameters())
 if way == "ours":
     graph = sparsefmt.Graph.from_edge_index(graph, num_nodes=n)
-loss = torch.nn.functional.cross_entropy(model[1](torch.relu(model[0](x, graph)), graph), y)
+more = [graph] * (way != "floor")
+loss = torch.nn.functional.cross_entropy(model[1](torch.relu(model[0](x, *more)), *more), y)
 loss.backward()
 optimizer.step()
 if device == "cuda":
@@ -87,6 +90,7 @@ def first_step(options: argparse.Namespace) -> Iterator[Row]:
                 for way, each in runs.items():
                     row[f"{way}_s"] = statistics.median(one["seconds"] for one in each)
                 row["pyg_s"] = theirs["seconds"]
+                row["floor_s"] = _process(place, folder, ["floor", *arguments])["seconds"]
                 yield row | _oracle.refused(_oracle.over(row["error"], 1e-4))
 
 

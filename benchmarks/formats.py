@@ -20,11 +20,11 @@ from sparsefmt.formats.base import Format
 from sparsefmt.stats import TILES, Tile, summarize
 
 from . import _graphs, _harness
-from ._table import DATA, ROOT, Benchmark, Limit, Row, Section
+from ._table import DATA, ROOT, Benchmark, Limit, Row, Section, markdown, write_block
+from ._table import END as END
 
 PAGE = ROOT / "docs" / "formats.md"
 BEGIN = "<!-- begin: python -m benchmarks tiles -->\n"
-END = "<!-- end -->\n"
 #: Least speed-up over the library, and most milliseconds of a translation to tiles.
 OVER, MOST_MS = {"cpu": 0.83, "cuda": 1.0}, {"cpu": 3000.0, "cuda": 120.0}
 MOST_PEAK = 6.0  #: bytes of a translation over those of the structure
@@ -112,7 +112,7 @@ def tiles(argv: list[str]) -> int:
     if not paths:
         parser.error("the folder holds no .npz file")
     table = tile_table(graphs(paths))
-    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), table), encoding="utf-8")
+    write_block(PAGE, BEGIN, table)
     print(table, end="")
     return 0
 
@@ -123,18 +123,6 @@ def graphs(paths: list[Path]) -> Iterator[tuple[str, CSR]]:
         with np.load(path, allow_pickle=False) as file:
             shape = tuple(file["shape"].tolist())
             yield path.stem, CSR(file["indptr"], file["indices"], shape=shape)
-
-
-def with_table(page: str, table: str) -> str:
-    """Return the page with the table between its markers; SystemExit if it lacks them."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise SystemExit(
-            f"{PAGE} lacks the lines {BEGIN.rstrip()} and {END.rstrip()}, in this order: "
-            "put them where the table belongs."
-        )
-    return f"{before}{BEGIN}\n{table}\n{END}{after}"
 
 
 def tile_table(graphs: Iterable[tuple[str, Format]], *, tiles: Sequence[Tile] = TILES) -> str:
@@ -152,7 +140,7 @@ def tile_table(graphs: Iterable[tuple[str, Format]], *, tiles: Sequence[Tile] = 
     if shares:
         means = np.mean(shares, axis=0).tolist()
         lines.append(["**mean**", "", "", *map("{:.1%}".format, means)])
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return markdown(*lines)
 
 
 BENCHMARKS = {"convert": Benchmark("convert", __doc__, {"table": CONVERT}), "tiles": tiles}

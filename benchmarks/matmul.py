@@ -4,7 +4,7 @@ Sections of ``spmm``:
 
 - ``table``: graphs, widths and dtypes against cuSPARSE's best algorithm (of float16 for bfloat16),
   on the CPU torch.sparse, and SciPy there;
-- ``libraries``: the products of cupyx, torch.sparse and PyG, and torch.compile's;
+- ``libraries``: the products of cupyx, torch.sparse and PyG;
 - ``memory``: peak of forward and backward through torch;
 - ``sorted``: the ratio to cuSPARSE with ids in order of degree instead of shuffled.
 
@@ -23,7 +23,7 @@ from sparsefmt.ops import Transpose, aggregate_backward, spmm, transpose
 
 from . import _baselines, _graphs, _harness, _oracle
 from ._harness import MIB, Call
-from ._table import Benchmark, Limit, Row, Section, both, names
+from ._table import Benchmark, Limit, Row, Section, both, some_of
 
 WIDTHS, WIDE = (16, 32, 64, 128, 256), (64, 128, 256)
 DTYPES = ("float32", "float16", "bfloat16")
@@ -36,7 +36,6 @@ LIBRARIES: dict[str, tuple[Callable[[CSR, Array], Any], tuple[str, ...], Any, fl
     "torch.sparse CSR": (_baselines.torch_spmm, _graphs.TABLE, LARGE_WIDTHS, None),
     "PyG EdgeIndex": (_baselines.pyg_spmm, ("arxiv", "reddit"), (64,), None),
     "PyG gather-scatter": (_baselines.pyg_scatter, ("arxiv", "reddit"), (64,), None),
-    "torch.compile": (_baselines.compiled_gather_add, ("arxiv",), (64,), None),
 }
 #: Of ``aggregate_backward``: widths, and most milliseconds on an H200, half of cuSPARSE's there.
 BOTH_WIDTHS, OVER_CUSPARSE = (64, 128, 256), 2.0
@@ -57,10 +56,6 @@ class Operands:
         A = _graphs.weighted(graph, dtype)
         X = _graphs.uniform(graph.indptr, (graph.n_cols, feat), dtype)
         return cls(A, X, namespace(X).empty((graph.n_rows, feat), X.dtype))
-
-    def without_values(self) -> "Operands":
-        """Return the same with the structure alone."""
-        return replace(self, A=self.A.with_data(None))
 
     def with_ones(self) -> "Operands":
         """Return the same with ones for values, for who has no product without any."""
@@ -251,4 +246,4 @@ AGGREGATE = Section(
         Limit("error", high=True),
     ),
 )
-BENCHMARKS = {"spmm": Benchmark("spmm", __doc__, SECTIONS, {"dtypes": names})}
+BENCHMARKS = {"spmm": Benchmark("spmm", __doc__, SECTIONS, {"dtypes": some_of(DTYPES)})}

@@ -4,8 +4,7 @@ Sections of ``tcgnn``; ``tf32`` is float32 storage with ``precision="tf32"``:
 
 - ``table``: SpMM by tiles, with values and without, against cuSPARSE's best (of float16 for both
   2-byte dtypes; it needs values and gets ones) and this library's SpMM by CSR;
-- ``sddmm``: SDDMM by tiles against cuSPARSE and CSR;
-- ``width``: SpMM in TF32 over widths: Fig. 10 of TC-GNN.
+- ``sddmm``: SDDMM by tiles against cuSPARSE and CSR.
 
 Every product is checked in float64 with the operands as they are stored, before any rounding to
 TF32.  On the CPU, which has no tensor cores, the same runs beside torch.sparse and PyG.
@@ -13,6 +12,7 @@ TF32.  On the CPU, which has no tensor cores, the same runs beside torch.sparse 
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,8 +23,8 @@ from sparsefmt.ops.tiles.kernels import MMA_TILE
 
 from . import _baselines, _graphs, _harness, _oracle
 from ._harness import Call
-from ._table import Benchmark, Limit, Row, Section, both, names
-from .matmul import WIDE, WIDTHS, Operands
+from ._table import Benchmark, Limit, Row, Section, both, some_of
+from .matmul import WIDE, Operands
 
 #: What features and values are stored in.
 STORAGE = {"tf32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
@@ -38,7 +38,6 @@ OVER_CUSPARSE: dict[str, tuple[float, float | None]] = {
 }
 OVER_CSR = 0.95
 ERRORS = {"tf32": 4e-4, "float16": 1e-3}
-WIDTH_GRAPHS = ("artist", "com-amazon", "amazon0505", "arxiv", "ddi")
 
 
 def precision(dtype: str) -> dict[str, Any]:
@@ -85,7 +84,7 @@ def table(
                     case = f"{name} {feat} {dtype}" + " unweighted" * (not weighted)
                     row: Row = {"case": case, "graph": name, "feat": feat, "dtype": dtype}
                     row["kind"] = "weighted" if weighted else "unweighted"
-                    operands = ours if weighted else ours.without_values()
+                    operands = ours if weighted else replace(ours, A=ours.A.with_data(None))
                     share = share_of(tiles, "spmm", dtype, feat, weighted=weighted)
                     row |= {"share": share if options.cuda else 0.0}
                     product = (theirs if weighted else theirs.with_ones()).theirs()
@@ -116,7 +115,7 @@ def _cell(
 
 
 def sddmm_rows(options: argparse.Namespace) -> Iterator[Row]:
-    """Yield every graph, width and dtype; cuSPARSE in float32, and in float16 beside it."""
+    """Yield every graph, width and dtype; cuSPARSE in float32."""
     for name, source in _graphs.chosen(options, _graphs.TABLE):
         A = _graphs.load(source, device=options.device)
         tiles = A.tosgt(MMA_TILE)
@@ -145,11 +144,6 @@ def _sddmm_cell(A: CSR, tiles: SGT, feat: int, dtype: str, options: argparse.Nam
     calls = {"ms": ours, "csr_ms": by_csr}
     theirs = "cusparse_ms" if options.cuda else "pyg_ms"
     row["algorithm"], calls[theirs] = _baselines.best_sddmm(A, *wide)
-    if dtype != "tf32" and options.cuda:
-        try:
-            calls["half_ms"] = _baselines.best_sddmm(A, *features("float16"))[1]
-        except RuntimeError as refusal:  # of cuSPARSE
-            row["skipped"] = str(refusal)
     return row | _harness.timed(calls, cuda=options.cuda, quick=options.quick)
 
 
@@ -179,14 +173,9 @@ SECTIONS = {
         sddmm_rows,
         (
             *both("over_cusparse", 2.0, by=("dtype",)),
-            *both("over_half", by=("dtype",)),
             *both("over_csr", by=("dtype",)),
             Limit("error", high=True, by=("dtype",)),
         ),
     ),
-    "width": Section(
-        partial(table, WIDTH_GRAPHS, WIDTHS, ("tf32",), (True,)),
-        (Limit("over_cusparse", "mean", by=("dtype", "feat")),),
-    ),
 }
-BENCHMARKS = {"tcgnn": Benchmark("tcgnn", __doc__, SECTIONS, {"dtypes": names})}
+BENCHMARKS = {"tcgnn": Benchmark("tcgnn", __doc__, SECTIONS, {"dtypes": some_of(STORAGE)})}

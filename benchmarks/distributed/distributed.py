@@ -13,7 +13,7 @@ The sections are
   ``torch.distributed``, beside those predicted;
 - ``large``: 2.5 times products, as wide as does not fit one GPU, on all of them.
 
-``--table`` runs nothing: it writes the table of ``docs/scaling.md`` and its plot from the results.
+``--table`` runs nothing: it writes the tables of ``docs/scaling.md`` from the results.
 """
 
 import argparse
@@ -21,12 +21,13 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 
-from .._table import RESULTS, Benchmark, Limit, Row, Section, Target, keep, numbers, some_of
+from .._graphs import known
+from .._table import RESULTS, Benchmark, Limit, Row, Section, Target, keep, numbers
 from .ranks import Ranks, start
 
 NAMES = ("bandwidth", "steps", "exchange", "large")
-MODELS, ORDERS = ("sage", "gat", "maxk"), ("community", "shuffled")
 
 
 def main(argv: list[str]) -> int:
@@ -34,11 +35,15 @@ def main(argv: list[str]) -> int:
     if "--table" in argv:
         parser = argparse.ArgumentParser(prog="python -m benchmarks distributed --table")
         parser.add_argument("--table", action="store_true")
-        parser.add_argument("--out", type=import_module("pathlib").Path, default=RESULTS)
+        parser.add_argument("--out", type=Path, default=RESULTS)
         import_module(".table", __package__).write(parser.parse_args(argv).out)
         return 0
     options = BENCHMARK.parse(argv)
     options.ranks = options.ranks or (1, 2)
+    for name in options.graphs or ():
+        if not known(name) and not Path(name).exists():
+            print(f"{name} is neither a file nor a graph of benchmarks/_graphs.py", file=sys.stderr)
+            return 2
     if options.cuda:
         import torch
 
@@ -51,8 +56,7 @@ def main(argv: list[str]) -> int:
 
 def work(ranks: Ranks, options: argparse.Namespace) -> bool:
     """Run the sections, in one of the processes."""
-    from .bandwidth import bandwidth
-    from .training import training
+    from .training import bandwidth, large, training
 
     options.keep = partial(_keep, options)
     right = True
@@ -61,7 +65,7 @@ def work(ranks: Ranks, options: argparse.Namespace) -> bool:
     if {"steps", "exchange"} & set(options.sections):
         right &= training(ranks, options)
     if "large" in options.sections:
-        right &= import_module(".large", __package__).large(ranks, options)
+        right &= large(ranks, options)
     return right
 
 
@@ -79,6 +83,5 @@ def _of_processes(options: argparse.Namespace) -> Iterator[Row]:
 
 
 SECTIONS = {name: Section(_of_processes, only="cuda" * (name == "large")) for name in NAMES}
-EXTRA = {"ranks": numbers, "models": some_of(MODELS), "orders": some_of(ORDERS)}
-BENCHMARK = Benchmark("distributed", __doc__, SECTIONS, EXTRA)
+BENCHMARK = Benchmark("distributed", __doc__, SECTIONS, {"ranks": numbers})
 BENCHMARKS = {"distributed": main}

@@ -1,16 +1,136 @@
-"""The tables of ``docs/scaling.md`` and its plot: what was measured, and what the model says."""
+"""The tables of ``docs/scaling.md``: what was measured, and what the model says of more GPUs.
+
+Constants are those of an H200 and of nodes of 8; those that were not measured say so.
+"""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .extrapolation import HEAD, ROOM, SCENARIOS, Scenario, points
-from .extrapolation import rows as extrapolated
+from .._table import ROOT, markdown, write_block
+from .model import Link, Machine, Share, Times, even_share, fitted, memory, replicated, step
+from .models import HIDDEN, ITEM, layers_of
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
+#: Measured: exchanges between two GPUs, 0.03 ms at 4 MiB, 245 and 310 GiB/s at 64 and 512 MiB.
+#: Assumed: 2 microseconds for each further rank.
+NVLINK = replace(
+    fitted([4 << 20, 64 << 20, 512 << 20], [0.03e-3, 64 / 245 / 1024, 512 / 310 / 1024]), peer=2e-6
+)
+#: Assumed: 400 Gbit/s a GPU between nodes.
+NETWORK, NODE = 50e9, 8
+#: Measured: 6.6 ms for a product of 123.7 M entries, 128 wide, and a copy at 4.3 TB/s.  Assumed:
+#: float32 matrix products at 45 TFLOP/s.
+H200 = Machine(gathered=123_718_280 * 128 * 4 / 6.6e-3, flops=45e12, copied=4.3e12)
+#: Assumed: arrays of the width of a layer that the rest of a step reads or writes.
+PASSES = 12
+#: Bytes that a ``DistGraph`` keeps of an entry: measured, 36.0 of a graph of 309 M entries on two
+#: GPUs (section ``large``).
+ENTRY = 36
+RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+#: Share of the memory of a GPU of 141 GB that a step may fill.
+ROOM = 0.9 * 141e9
+#: The table begins where a rank needs less than so many times that.
+SHOWN = 60
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A graph by its sizes, in an order that leaves some of its entries between ranks."""
+
+    name: str
+    vertices: float
+    entries: float
+    cut: float  #: share of the entries between ranks if there are many; 1 of a random order
+
+    def share(self, ranks: int) -> Share:
+        """Return the share of each rank, all alike."""
+        return even_share(self.vertices, self.entries, ranks, self.cut * (1 - 1 / ranks))
+
+
+#: Features and classes of each.
+SIZES = 100, 47
+SCENARIOS = (
+    Scenario("products, communities in a row", 2_449_029, 123_718_280, 0.3),
+    Scenario("10^11 entries, a tenth between ranks", 2e9, 1e11, 0.1),
+    Scenario("10^11 entries, random", 2e9, 1e11, 1.0),
+)
+
+
+@dataclass(frozen=True)
+class Point:
+    """What the model says of a number of ranks."""
+
+    ranks: int
+    bytes: float  #: of the memory of a rank
+    halo: float  #: vertices that a rank reads of others
+    replicated: float  #: rows that a rank moves in a product in 1.5-D
+    dense: Times
+    maxk: Times
+
+    @property
+    def fits(self) -> bool:
+        """Return True if a GPU of 141 GB has as much memory."""
+        return self.bytes < ROOM
+
+
+def link(ranks: int) -> Link:
+    """Return what joins a rank to so many: NVLink in its node, and the network at the same time."""
+    outside = max(ranks - NODE, 0) / max(ranks - 1, 1)
+    slowest = max(outside / NETWORK, (1 - outside) / NVLINK.bandwidth)
+    return replace(NVLINK, bandwidth=1 / slowest)
+
+
+def points(scenario: Scenario) -> Iterator[Point]:
+    """Yield each number of ranks."""
+    dense, maxk = (layers_of(name, *SIZES, HIDDEN) for name in ("sage", "maxk"))
+    kept = [
+        replace(layer, forward=one.forward, backward=one.backward) if layer.forward else layer
+        for layer, one in zip(dense, maxk, strict=True)
+    ]
+    widths = sum(layer.width for layer in dense)
+    machine = replace(H200, rest=PASSES * widths * ITEM / H200.copied)
+    parameters = sum(layer.flops for layer in dense) * 2
+    for ranks in RANKS:
+        share = scenario.share(ranks)
+        given = share, machine, link(ranks)
+        yield Point(
+            ranks,
+            memory(dense, share, features=SIZES[0], entry=ENTRY),
+            share.halo,
+            replicated(scenario.vertices, ranks)[1],
+            *(step(one, *given, ranks=ranks, parameters=parameters) for one in (dense, kept)),
+        )
+
+
+HEAD = "GPUs", "GB a GPU", "step, s", "efficiency", "exchange, s", "not hidden, s"
+HEAD += "step with MaxK 32, s", "1.5-D moves, of 1-D"
+
+
+def rows(scenario: Scenario) -> Iterator[tuple[str, ...]]:
+    """Yield cells for each number of ranks that has room for its vertices and entries."""
+    found = [*points(scenario)]
+    for point in found:
+        times, size = point.dense, point.bytes / 1e9
+        if point.bytes < SHOWN * ROOM:
+            yield (
+                f"{point.ranks:,}",
+                f"{size:{',.0f' if size >= 100 else '.3g'}}{'' if point.fits else ' (too much)'}",
+                f"{times.total:.3g}",
+                f"{found[0].dense.total / times.total / point.ranks:.0%}",
+                f"{times.exchange:.3g}",
+                f"{times.exposed:.3g}",
+                f"{point.maxk.total:.3g}",
+                f"{point.replicated / point.halo:.2f}" if point.halo else "",
+            )
+
+
+# The page
+
+PAGE = ROOT / "docs" / "scaling.md"
+BEGIN = "<!-- begin: {}, by python -m benchmarks distributed --table -->\n"
 NOTHING = "No run on GPUs is in `benchmarks/results` yet.\n"
-MEASURED, MAXK, INK = "#D55E00", "#009E73", "#0072B2"
 #: Results of a folder: of the last run, and of one on four GPUs, which was put by under that name.
 FILES = "distributed-gpu.json", "distributed-4-gpus.json"
 
@@ -50,13 +170,9 @@ LINKS: Columns = (
 
 
 def write(folder: Path) -> None:
-    """Write both blocks of the page from the results of a folder, and the plot into it."""
-    found = runs_of(folder)
-    page = PAGE.read_text(encoding="utf-8")
-    for name, text in blocks(found).items():
-        page = with_block(page, name, text)
-    PAGE.write_text(page, encoding="utf-8")
-    plot(found, folder / "distributed-scaling.png")
+    """Write both blocks of the page from the results of a folder."""
+    for name, text in blocks(runs_of(folder)).items():
+        write_block(PAGE, BEGIN.format(name), text)
 
 
 def runs_of(folder: Path) -> list[dict[str, Any]]:
@@ -68,21 +184,8 @@ def runs_of(folder: Path) -> list[dict[str, Any]]:
 def blocks(runs: list[dict[str, Any]]) -> dict[str, str]:
     """Return the text of each block of the page."""
     marks = ["---:"] * len(HEAD)
-    tables = [
-        f"**{one.name}**\n\n{_markdown(HEAD, marks, *extrapolated(one))}" for one in SCENARIOS
-    ]
+    tables = [f"**{one.name}**\n\n{markdown(HEAD, marks, *rows(one))}" for one in SCENARIOS]
     return {"measured": measured(runs), "extrapolated": "\n".join(tables)}
-
-
-def with_block(page: str, name: str, text: str) -> str:
-    """Return the page with that text in its block; SystemExit if it lacks the block."""
-    begin = f"<!-- begin: {name}, by python -m benchmarks distributed --table -->\n"
-    before, found, rest = page.partition(begin)
-    _, end, after = rest.partition("<!-- end")
-    if not (found and end):
-        lines = f"{begin.rstrip()} and <!-- end -->"
-        raise SystemExit(f"{PAGE.name} lacks the lines {lines}, in this order.")
-    return f"{before}{begin}\n{text}\n{end}{after}"
 
 
 def measured(runs: list[dict[str, Any]]) -> str:
@@ -113,62 +216,4 @@ def _table(section: dict[str, Any], what: str, columns: Columns) -> str:
     where = f"{facts.get('device', 'a GPU')}, {facts['date'][:10]}, `{facts['commit']}`"
     heads, marks = [head for head, *_ in columns], ["---", *["---:"] * (len(columns) - 1)]
     cells = ([form(row.get(key)) for _, key, form in columns] for row in section["rows"])
-    return f"{what} on {where}:\n\n{_markdown(heads, marks, *cells)}"
-
-
-def _markdown(*lines: Iterable[str]) -> str:
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-
-
-# The plot
-
-
-def plot(runs: list[dict[str, Any]], path: Path) -> None:
-    """Draw seconds of a step over GPUs, a panel a scenario; measured points beside the first."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(3.9 * len(SCENARIOS), 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(SCENARIOS))
-    for axes, scenario in zip(panels, SCENARIOS, strict=True):
-        _draw(axes, scenario)
-    for sections, mark in zip(runs, "sD", strict=False):
-        steps = sections.get("steps", {"rows": [], "machine": {}})
-        rows, device = steps["rows"], steps["machine"].get("device", "")
-        here = [row for row in rows if row["case"].startswith("products community sage")]
-        if here:
-            ends = [row["ranks"] for row in here], [row["ms"] / 1e3 for row in here]
-            panels[0].plot(*ends, mark, color=MEASURED, label=f"measured, {device}", zorder=3)
-    panels[0].set_ylabel("seconds of a training step")
-    labels = panels[0].get_legend_handles_labels()
-    figure.legend(*labels, loc="outside lower center", ncols=6, fontsize=9)
-    figure.suptitle("Three layers of GraphSAGE, 256 wide, as predicted for nodes of 8 H200")
-    figure.savefig(path, dpi=150)
-    print(f"  wrote {path}")
-
-
-def _draw(axes: Any, scenario: Scenario) -> None:
-    found = [*points(scenario)]
-    ranks, steps = [point.ranks for point in found], [point.dense for point in found]
-    maxk, alone = [point.maxk.total for point in found], steps[0].total
-
-    def line(label: str, seconds: list[float], **style: Any) -> None:
-        axes.plot(ranks, seconds, label=label, markersize=4, **style)
-
-    line("step", [times.total for times in steps], color=INK, marker="o")
-    line("of it computing", [times.compute for times in steps], color=INK, linestyle=":")
-    line("step, MaxK 32", maxk, color=MAXK, marker="^", linestyle="--")
-    even = [alone / count for count in ranks]
-    line("one GPU's time shared out", even, color="black", linewidth=0.8)
-    short = [point.ranks for point in found if point.bytes >= ROOM]
-    if short:
-        axes.axvspan(0.8, 1.4 * max(short), color="black", alpha=0.08, linewidth=0)
-        axes.text(1, 0.02, "no room on 141 GB", transform=axes.get_xaxis_transform(), fontsize=8)
-    axes.axvline(8, color="black", linewidth=0.5, linestyle="--")
-    axes.set(xlim=(0.8, 1300), xlabel="GPUs (dashed: a node of 8)")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(ranks[::2], [str(count) for count in ranks[::2]])
-    axes.set_title(scenario.name, fontsize=10)
-    axes.grid(alpha=0.3)
+    return f"{what} on {where}:\n\n{markdown(heads, marks, *cells)}"

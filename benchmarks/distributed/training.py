@@ -1,12 +1,15 @@
 """Training steps over ranks beside those of one device, and what they exchange."""
 
 import argparse
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from sparsefmt import autograd
@@ -14,13 +17,81 @@ from sparsefmt import autograd
 from .. import _harness
 from .._harness import MIB
 from .._table import Limit, Row, print_row
-from . import shares
-from .bandwidth import link
-from .model import Link, Machine, Share, calibrated, expected_halo, step
+from . import models
+from .model import Link, Machine, Share, calibrated, expected_halo, fitted, step
 from .models import HIDDEN, ITEM, LIMITS, OVERLAPS, Training
 from .ranks import Ranks, repeatable, silent, step_ms
 
-#: What runs of each graph unless ``--models`` or ``--orders`` says otherwise.
+# Exchanges alone
+
+#: MiB that a rank sends to others, about.
+SENT = (4, 64, 512)
+QUICK_SENT = (1, 4)
+#: Numbers for a rank are a multiple of this: NCCL copies parts that begin between words of 16
+#: bytes at 178 GiB/s where others go at 290 (four H100).
+WHOLE = 1024
+
+
+def bandwidth(ranks: Ranks, options: argparse.Namespace) -> bool:
+    """Measure each number of ranks, 2 at least."""
+    counts = [count for count in options.ranks if count > 1]
+    rows = [row for count in counts for row in measured(ranks, count, quick=options.quick)]
+    if ranks.rank or not rows:
+        return True
+    for row in rows:
+        print_row(row)
+    rows.sort(key=lambda row: float(row["mib"]))
+    return bool(options.keep("bandwidth", rows, (Limit("gib_s", by=("ranks",), high=True),)))
+
+
+def part_of(size: int, others: int) -> int:
+    """Return the float32 numbers for each of the others, of about ``size`` bytes in all."""
+    return max(size // 4 // others // WHOLE, 1) * WHOLE
+
+
+@lru_cache(maxsize=4)
+def measured(ranks: Ranks, count: int, *, quick: bool) -> list[dict[str, Any]]:
+    """Time ``all_to_all_single`` at each size, and ``all_reduce`` of GraphSAGE's parameters."""
+    group, others, calls, sent = ranks.groups[count], count - 1, {}, {}
+    for size in QUICK_SENT if quick else SENT:
+        part, name = part_of(size * MIB, others), f"all_to_all_single, {count} ranks, {size} MiB"
+        sent[name] = part * others * 4
+        if ranks.has(count):
+            splits = [part * (rank != ranks.rank) for rank in range(count)]
+            into, given = torch.zeros(2, part * others, device=ranks.device)
+            exchange = into, given, splits, splits
+            calls[name] = partial(dist.all_to_all_single, *exchange, group=group)
+    name = f"all_reduce of parameters, {count} ranks"
+    numbers = sum(
+        p.numel() for p in models.MODELS["sage"](*models.SIZES["reddit"], HIDDEN).parameters()
+    )
+    sent[name] = 2 * 4 * numbers * others // count
+    if ranks.has(count):
+        flat = torch.zeros(numbers, device=ranks.device)
+        calls[name] = partial(dist.all_reduce, flat, group=group)
+    runs = 3 if quick else 15
+    ms = {
+        name: step_ms({"": call}, cuda=ranks.cuda, runs=runs, warmups=2)[""]
+        for name, call in calls.items()
+    }
+    times = [one for one in ranks.gather(ms) if one]
+    return [_row(name, count, sent[name], max(one[name] for one in times)) for name in sent]
+
+
+def _row(case: str, count: int, size: int, ms: float) -> dict[str, Any]:
+    mib = size / MIB
+    return {"case": case, "ranks": count, "mib": mib, "ms": ms, "gib_s": mib / 1024 / ms * 1e3}
+
+
+def link(ranks: Ranks, count: int, *, quick: bool) -> Link:
+    """Fit what joins so many ranks to the exchanges measured."""
+    rows = [r for r in measured(ranks, count, quick=quick) if r["case"].startswith("all_to_all")]
+    return fitted([r["mib"] * MIB for r in rows], [r["ms"] / 1e3 for r in rows])
+
+
+# Steps
+
+#: What runs of each graph.
 MODELS = {"reddit": ("sage", "gat", "maxk")}
 ORDERS = {"products": ("community", "shuffled")}
 CHECKED_STEPS = 3
@@ -29,7 +100,7 @@ LEAST = 1e-3
 #: Share of a step by which one without exchanges may be slower and still tell what they cost.
 MOST_NOISE = 0.02
 #: What is kept of a row in the section ``exchange``.
-SENT = ("halo", "halo_share", "random_halo", "own", "sent_mib", "predicted_mib", "over_dense")
+EXCHANGED = ("halo", "halo_share", "random_halo", "own", "sent_mib", "predicted_mib", "over_dense")
 ALONE, HIDDEN_SHARE, MAXK, PREDICTED = 1.03, 0.5, 0.2, 1.15
 #: Speed-up on GPUs, by graph, model and ranks: on 2 ranks in every order, else as ``_as_stated``.
 SPEED_UP = {
@@ -57,15 +128,17 @@ def _is_predicted(row: Row) -> bool:
     return known and row["ranks"] in (2, 4) and _as_stated(row)
 
 
-def _is_two(row: Row) -> bool:
-    return row["ranks"] == 2
+def _hidden(row: Row) -> float | None:
+    return HIDDEN_SHARE if row["ranks"] == 2 and _least(row) else None
 
 
 STEPS = (
     Limit("over_plain", "each", most=ALONE),
     Limit("speed_up", "each", least=_least, where=lambda row: row["ranks"] > 1),
     Limit(
-        "hidden", "each", least=lambda row: HIDDEN_SHARE if _is_two(row) and _least(row) else None
+        "hidden",
+        "each",
+        least=lambda row: HIDDEN_SHARE if row["ranks"] == 2 and _least(row) else None,
     ),
     Limit("off", "each", most=PREDICTED, where=_is_predicted),
 )
@@ -80,12 +153,12 @@ def training(ranks: Ranks, options: argparse.Namespace) -> bool:
     rows: list[dict[str, Any]] = []
     first, right = ranks.rank == 0, True
     for graph in options.graphs or (("reddit", "products") if ranks.cuda else ("small",)):
-        for order in options.orders or ORDERS.get(graph, ("community",)):
-            shares.check_alike(shares.csr_of(graph, order, ranks.device), ranks)
-            for model in options.models or MODELS.get(graph, ("sage",)):
+        for order in ORDERS.get(graph, ("community",)):
+            models.check_alike(models.csr_of(graph, order, ranks.device), ranks)
+            for model in MODELS.get(graph, ("sage",)):
                 rows += Case(graph, order, model, ranks, options).rows()
-            shares.forget(generated=False)
-        shares.forget(generated=True)
+            models.forget(generated=False)
+        models.forget(generated=True)
         right = not first or _kept(rows, options)  # a run may be cut off
     return right
 
@@ -93,7 +166,7 @@ def training(ranks: Ranks, options: argparse.Namespace) -> bool:
 def _kept(rows: list[Row], options: argparse.Namespace) -> bool:
     """Keep times in one section and what is sent in another."""
     right = "steps" not in options.sections or options.keep("steps", rows, STEPS)
-    names = ("case", "graph", "order", "model", "ranks", "wrong", "error", *SENT)
+    names = ("case", "graph", "order", "model", "ranks", "wrong", "error", *EXCHANGED)
     sent = [{k: row[k] for k in names if k in row} for row in rows if row["ranks"] > 1]
     for row in sent:
         if row.get("predicted_mib"):
@@ -139,7 +212,7 @@ class Case:
         """Return one for each number of ranks; none but on the first rank."""
         machine = plain_ms = None
         if self.ranks.rank == 0:
-            data = shares.whole(self.graph, self.order, self.ranks.device)
+            data = models.whole(self.graph, self.order, self.ranks.device)
             autograd.prepare(data.graph)
             self.plain = Training(self.model, data)
             self.began = self.plain.begun(CHECKED_STEPS)
@@ -173,7 +246,7 @@ class Case:
 
     def _measured(self, count: int) -> dict[str, Any]:
         """Measure this rank, as one of so many."""
-        data = shares.share(self.graph, self.order, count, self.ranks)
+        data = models.share(self.graph, self.order, count, self.ranks)
         training, graph = Training(self.model, data), data.graph
         began, before = training.begun(CHECKED_STEPS), graph.halo.traffic.nbytes
         with repeatable() as exchanges:
@@ -295,3 +368,81 @@ def predicted(
         "machine": asdict(machine),
         "link": asdict(link),
     }
+
+
+# A graph that one GPU cannot train on, at a width that all of them together can
+
+#: Steps in which the loss has to fall: where layers are wide, Adam's first ones overshoot.
+FALLING = 20
+GRAPH, ORDER, MODEL = "large", "shuffled", "sage"
+#: Hidden widths that one GPU tries; results are compared at the first.
+WIDTHS = (64, 256, 576, 1152, 2304)
+
+
+def large(ranks: Ranks, options: argparse.Namespace) -> bool:
+    """On one GPU until memory does not do, then at that width on the most ranks."""
+    count, first = max(options.ranks), ranks.rank == 0
+    models.check_alike(models.csr_of(GRAPH, ORDER, ranks.device), ranks)
+    expected: list[Began] = []
+
+    def train(width: int) -> None:
+        data = models.whole(GRAPH, ORDER, ranks.device)
+        autograd.prepare(data.graph)
+        began = Training(MODEL, data, width).begun(CHECKED_STEPS)
+        expected[:] = expected or [began]
+
+    fits, width = ranks.gather(until_memory(train) if first else None)[0]
+    if width is None or count < 2:
+        if first:
+            print(f"  {GRAPH} trains on one GPU at all widths, or there is one rank alone")
+        return True
+    data = models.share(GRAPH, ORDER, count, ranks)
+    models.forget(generated=True)
+    began = Training(MODEL, data, WIDTHS[0]).begun(CHECKED_STEPS)
+    training = Training(MODEL, data, width)
+    losses, _ = training.begun(FALLING)
+    found = step_ms({"ms": training.step}, cuda=True, runs=5, warmups=1)
+    by_rank = ranks.gather(found | peak(training) | _held(data))
+    if not first:
+        return True
+    row: dict[str, Any] = {"case": f"{GRAPH}, {count} ranks", "ranks": count, "losses": losses}
+    row |= {"vertices": data.total, "hidden": width, "fits": fits}
+    row |= {key: max(one[key] for one in by_rank) for key in by_rank[0]}
+    row |= compared(MODEL, *expected, began) if expected else {}
+    row["falls"] = losses[-1] / losses[0]
+    print_row(row)
+    return bool(options.keep("large", [row], (Limit("falls", "each", most=1.0),)))
+
+
+def until_memory(train: Callable[[int], None]) -> tuple[int, int | None]:
+    """Train at larger and larger widths until memory does not do.
+
+    Returns
+    -------
+    fits : int
+        The last width that was trained; 0 if none was.
+    width : int or None
+        The first that was not; None if all were.
+    """
+    fits = 0
+    for width in WIDTHS:
+        try:
+            train(width)
+        except (torch.OutOfMemoryError, MemoryError):  # torch's; CuPy's and sparsefmt's
+            return fits, width
+        finally:
+            gc.collect()
+            _harness.free()
+        fits = width
+    return fits, None
+
+
+def _held(data: models.Data) -> dict[str, float]:
+    """Memory in use between steps, and what of it is for an entry, beside the features."""
+    import cupy
+
+    held, graph = torch.cuda.memory_allocated(), data.graph
+    held += cupy.get_default_memory_pool().used_bytes()
+    features = (graph.n_local + len(graph.halo.vertices)) * data.x[:1].nbytes
+    entry = (held - features) / max(graph.local.nnz, 1)
+    return {"held_mib": held / MIB, "entry_bytes": entry}

@@ -1,7 +1,7 @@
 """What a call costs the host, in us and in additions of the same library; CUDA graph replays.
 
-Beside them what torch itself takes: its add, a Function that only allocates, and the dispatch of a
-library op, which eager calls on a GPU go around.
+Beside them what torch itself takes: its add, and the dispatch of a library op, which eager calls on
+a GPU go around.
 
 Calls on a small graph without waiting for the device, in batches of 200; the median batch.  A batch
 of additions runs right before each: a host's clock may change from one second to the next, and the
@@ -12,7 +12,7 @@ replayed 100 times with other inputs, and every replay compared with a call outs
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from sparsefmt import Graph, autograd, ops
@@ -92,7 +92,7 @@ class Cases:
         x, y, weight, s = (
             t.clone().requires_grad_() for t in (self.x, self.y, self.weight, self.scores)
         )
-        function, side = empty_function(), tensors_of(graph).rows
+        side = tensors_of(graph).rows
         arrays = side.indptr, side.indices, side.n_cols, side.plan
         args = self.x, self.weight, None, None, None, "sum"
 
@@ -102,8 +102,6 @@ class Cases:
 
         calls: dict[str, Call] = {
             "torch.add": lambda: torch.add(self.x, self.y),
-            "bare Function": lambda: function(self.x, self.weight),
-            "bare Function, and back": both(lambda: function(x, weight), x, weight),
             "spmm, library op": lambda: torch.ops.sparsefmt.spmm.default(*arrays, *args),
         }
         calls |= {f"{name}, forward": call for name, (call, _) in self.forwards().items()}
@@ -137,23 +135,6 @@ class Cases:
             "ops.gat": lambda: ops.gat(A, heads, ends, ends),
             "ops.dot_attention": lambda: ops.dot_attention(A, heads, heads),
         }
-
-
-def empty_function() -> Callable[..., Any]:
-    """Return a Function of features and weights that only allocates."""
-    import torch
-
-    class Bare(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *tensors: Any) -> Any:
-            ctx.save_for_backward(*tensors)
-            return torch.empty_like(tensors[0])
-
-        @staticmethod
-        def backward(ctx: Any, grad: Any) -> Any:
-            return tuple(map(torch.empty_like, ctx.saved_tensors))
-
-    return Bare.apply
 
 
 def _is_of_arrays(case: str) -> bool:

@@ -10,10 +10,7 @@ torch = pytest.importorskip("torch", reason="it trains models")
 
 from benchmarks._table import RESULTS  # noqa: E402  # without torch they cannot be imported
 from benchmarks.distributed import (  # noqa: E402
-    bandwidth,
     distributed,
-    extrapolation,
-    large,
     model,
     models,
     ranks,
@@ -108,12 +105,12 @@ def test_a_link_is_fitted_to_exchanges():
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 7])
-@pytest.mark.parametrize("size", [*bandwidth.SENT, *bandwidth.QUICK_SENT])
+@pytest.mark.parametrize("size", [*training.SENT, *training.QUICK_SENT])
 def test_parts_of_an_exchange_begin_at_whole_words(size, ranks):
-    part, nbytes = bandwidth.part_of(size << 20, ranks - 1), size << 20
+    part, nbytes = training.part_of(size << 20, ranks - 1), size << 20
     assert part % 1024 == 0
     assert nbytes - 4096 * ranks < 4 * part * (ranks - 1) <= nbytes
-    assert bandwidth.part_of(1, ranks) == 1024
+    assert training.part_of(1, ranks) == 1024
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
@@ -122,15 +119,15 @@ def test_the_width_grows_until_memory_does_not_do(error):
         if width > 300:
             raise error("too wide")
 
-    assert large.until_memory(train) == (256, 576)
-    assert large.until_memory(lambda width: None) == (large.WIDTHS[-1], None)
+    assert training.until_memory(train) == (256, 576)
+    assert training.until_memory(lambda width: None) == (training.WIDTHS[-1], None)
 
 
 def test_nothing_fits_where_the_first_width_does_not():
     def train(width):
         raise MemoryError
 
-    assert large.until_memory(train) == (0, large.WIDTHS[0])
+    assert training.until_memory(train) == (0, training.WIDTHS[0])
 
 
 def test_ways_take_turns_and_all_of_a_block_but_its_first_are_timed():
@@ -256,8 +253,8 @@ def test_memory_is_that_of_entries_vertices_and_the_halo():
 
 
 def test_more_ranks_of_a_random_graph_stop_helping_beyond_a_node():
-    random = extrapolation.SCENARIOS[-1]
-    found = {point.ranks: point for point in extrapolation.points(random)}
+    random = table.SCENARIOS[-1]
+    found = {point.ranks: point for point in table.points(random)}
     assert found[16].dense.total > found[8].dense.total > found[16].maxk.total
     assert found[64].replicated < found[64].halo
     assert not found[1024].fits
@@ -276,33 +273,32 @@ STEPS = {
 }
 
 
-def test_the_table_has_what_was_measured_beside_what_was_predicted(tmp_path):
+def test_the_table_has_what_was_measured_beside_what_was_predicted():
     lines = table.measured([{"steps": STEPS}]).splitlines()
     assert lines[0] == "A training step on a GPU, 2026-01-01, `0123456789ab`:"
     cells = [cell.strip() for cell in lines[-1].strip("|").split("|")]
     assert cells[1:] == ["99", "55", "1.80", "54", "5", "90%", "100%", "20", "19"]
-    table.plot([{"steps": STEPS}], tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
-def test_the_page_has_the_tables_of_the_results_that_are_kept():
-    page = table.PAGE.read_text(encoding="utf-8")
-    for name, text in table.blocks(table.runs_of(RESULTS)).items():
-        assert table.with_block(page, name, text) == page, (
-            "python -m benchmarks distributed --table"
-        )
+def test_the_page_has_the_tables_of_the_results_that_are_kept(tmp_path, monkeypatch):
+    page, written = table.PAGE.read_text(encoding="utf-8"), tmp_path / "scaling.md"
+    written.write_text(page, encoding="utf-8")
+    monkeypatch.setattr(table, "PAGE", written)
+    table.write(RESULTS)
+    assert written.read_text(encoding="utf-8") == page, "python -m benchmarks distributed --table"
 
 
-def test_a_page_without_the_block_is_refused():
+def test_a_page_without_the_block_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "PAGE", tmp_path / "page.md")
+    table.PAGE.write_text("text", encoding="utf-8")
     with pytest.raises(SystemExit, match="lacks the lines <!-- begin: measured"):
-        table.with_block("text", "measured", "more")
+        table.write(RESULTS)
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (["--sections", "large"], "section large needs --device cuda"),
-        (["--models", "gcn"], "gcn is none of sage, gat, maxk"),
         (["--ranks", "0"], "'0' is no number of 1 or more"),
     ],
 )
@@ -315,8 +311,7 @@ def test_options_that_do_not_fit_are_refused(capsys, arguments, complaint):
 @pytest.mark.slow
 def test_training_over_ranks_is_measured(tmp_path):
     arguments = ["--device", "cpu", "--ranks", "1,2", "--graphs", "small", "--quick"]
-    models = ["--models", "sage", "--orders", "shuffled", "--out", str(tmp_path)]
-    assert distributed.main([*arguments, *models]) == 0
+    assert distributed.main([*arguments, "--out", str(tmp_path)]) == 0
     kept = json.loads((tmp_path / "distributed-cpu.json").read_text())["sections"]
     assert set(kept) == {"bandwidth", "steps", "exchange"}
     one, two = kept["steps"]["rows"]
