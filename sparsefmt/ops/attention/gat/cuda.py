@@ -8,7 +8,6 @@ transpose for what sources have; scores that vectors made take one launch before
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 from ....formats.arrays import Array
@@ -319,30 +318,26 @@ def gat_of_vectors_backward(
         return run
     slices, alignment = _slices(m, case, grad, h, narrow)
     n, items, size = S.n_rows, S.n_rows * case.heads, ITEMSIZE[case.sums]
+    vectors = 2 if args.bias is None else 3, *args.source.shape
+    results = [
+        result_like(h, case.dtype),
+        Result(vectors, case.sums, ""),
+        result_like(args.loop_edges, case.sums),
+        result_like(args.edges if of_edges else None, case.sums, "nnz"),
+    ]
+    if not items * case.feat:  # no score changes anything
+        return zeroed(S, results)
     d_el, d_er = ("workspace", 4 * items * size), ("workspace", (4 + slices) * items * size)
     read = ("of_rows", 4 * items * size), ("of_rows", 5 * items * size), "of_rows"
     written, at = (d_el, d_er, "out_2", "out_3" * of_edges), padded((5 + slices) * items * size)
     launches, nbytes = _gradients(S, T, m, case, grad, h, slices, alignment, read, written, at)
-    vectors: tuple[int, ...] = 2 if args.bias is None else 3, *args.source.shape
-    finish: Callable[..., Any] = tuple
-    if items * case.feat:
-        of_bias, of_result = (grad, "grad") if case.bias else (None, "")
-        vector = _vector(m, case, h, args.source, args.target, of_bias)
-        of_case = case.device, case.dtype, n, case.heads, case.feat, slices, vector
-        blocks, launch = through_launch(*of_case)
-        ends = "h", "out", d_el, d_er, "source", "target", of_result, "out", "out_1"
-        launches.append((launch, ends))
-        vectors, finish = (blocks, *vectors), adding_up(1, 0)
-    elif nothing := prod(vectors) * size:
-        launches.append((filling(nothing), ("out_1",)))
-    of_scores = args.edges if of_edges else None
-    results = (
-        result_like(h, case.dtype),
-        Result(vectors, case.sums, ""),
-        result_like(args.loop_edges, case.sums),
-        result_like(of_scores, case.sums, "nnz"),
-    )
-    return Prepared(tuple(launches), results, (0, nbytes), finish)
+    of_bias, of_result = (grad, "grad") if case.bias else (None, "")
+    vector = _vector(m, case, h, args.source, args.target, of_bias)
+    of_case = case.device, case.dtype, n, case.heads, case.feat, slices, vector
+    blocks, launch = through_launch(*of_case)
+    ends = "h", "out", d_el, d_er, "source", "target", of_result, "out", "out_1"
+    results[1] = Result((blocks, *vectors), case.sums, "")  # added up over the blocks
+    return Prepared((*launches, (launch, ends)), tuple(results), (0, nbytes), adding_up(1, 0))
 
 
 def _unprepared(
