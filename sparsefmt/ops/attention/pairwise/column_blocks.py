@@ -58,8 +58,8 @@ def structure_with_columns(A: Any, *_: Any, **__: Any) -> Structure:
 def blocks_of(A: CSR | Structure, blocks: int, stream: int) -> tuple[ColumnBlock, ...]:
     """Return the columns of ``A`` in ``blocks`` blocks, built once of its CSR.
 
-    Empty where the CSR is unknown or has no entries, columns do not ascend in every row, or a capture
-    of that stream cannot look.
+    Empty where the CSR is unknown or has no entries, columns do not ascend in every row, or a
+    capture of that stream cannot look.
     """
     csr = csr_of(A) if blocks > 1 and A.nnz else None
     if csr is None:
