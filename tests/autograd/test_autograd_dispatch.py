@@ -8,11 +8,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from autograd_cases import make_graph, side_of, tensors  # noqa: E402
+from laws.calls import Ops  # noqa: E402
 from torch._dispatch.python import enable_python_dispatcher  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.autograd import gradgradcheck  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from sparsefmt.autograd import (  # noqa: E402
     attention,
@@ -24,19 +24,6 @@ from sparsefmt.autograd.engine.library import LibraryOp  # noqa: E402
 from sparsefmt.ops.matmul import cuda_aggregate as matmul_cuda_aggregate  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-class Seen(TorchDispatchMode):
-    """The names of the library ops that the dispatcher sees."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "sparsefmt":
-            self.names.append(func.name().split("::")[1])
-        return func(*args, **(kwargs or {}))
 
 
 class Subclass(torch.Tensor):
@@ -111,7 +98,7 @@ def test_an_op_goes_the_way_that_the_question_says(monkeypatch, side, x):
     args = x, None, None, None, None, "sum"
     assert op(side, *args) == "structure"
     monkeypatch.undo()
-    with Seen() as seen:
+    with Ops() as seen:
         op(side, *args)
     assert seen.names == ["spmm"]
     side.structure = None  # as on the CPU
@@ -125,7 +112,7 @@ def structure(side):
 @pytest.mark.parametrize(
     "context",
     [
-        Seen,
+        Ops,
         FakeTensorMode,
         lambda: torch.profiler.profile(acc_events=True),
         torch.autograd.profiler.profile,
@@ -227,7 +214,7 @@ def backward_of(graph, reduce="sum", *, needs=(True, True, False, False), create
     x, a, r, c = given
     y = spmm(graph, x, a, reduce=reduce, row_scale=r, col_scale=c)
     wanted = [one for one in given if one.requires_grad]
-    with Seen() as seen:
+    with Ops() as seen:
         found = torch.autograd.grad(y.sum(), wanted, create_graph=create_graph)
     return seen.names, found
 

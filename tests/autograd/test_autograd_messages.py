@@ -6,10 +6,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from autograd_cases import (  # noqa: E402
-    entries,
     make_graph,
     tensors,
 )
+from laws.calls import messages  # noqa: E402
 
 from sparsefmt import COO, Graph  # noqa: E402
 from sparsefmt.autograd import (  # noqa: E402
@@ -34,20 +34,6 @@ def shuffled_graph(n_rows, n_cols, nnz, *, device, index_dtype=np.int32):
     return Graph(COO(coo.row[order], coo.col[order], shape=coo.shape)).to(device)
 
 
-def naive(graph, x, w, message, reduce):
-    rows, cols = entries(graph)
-    messages = {
-        "mul": lambda: x[cols] * w,
-        "add": lambda: x[cols] + w,
-        "relu_add": lambda: torch.relu(x[cols] + w),
-        "copy_edge": lambda: w,
-    }[message]()
-    out = w.new_zeros(graph.n_rows, w.shape[1]).index_add(0, rows, messages)
-    if reduce == "mean":
-        out = out / torch.bincount(rows, minlength=len(out)).clamp(min=1)[:, None]
-    return out
-
-
 def test_third_gradients_are_those_of_gathering(device):
     graph = shuffled_graph(6, 4, 14, device=device)
     x, w = tensors(device, (4, 2), (graph.nnz, 2))
@@ -61,7 +47,9 @@ def test_third_gradients_are_those_of_gathering(device):
     for message in ("mul", "add", "relu_add"):
         mine = third(lambda x, w, m=message: message_aggregate(graph, x, w, message=m), x, w)
         there = [one.detach().cpu().requires_grad_() for one in (x, w)]
-        wanted = third(lambda x, w, m=message: naive(graph, x, w, m, "sum"), *there)
+        wanted = third(
+            lambda x, w, m=message: messages(graph, w, x, message=m, reduce="sum"), *there
+        )
         for one, other in zip(mine, wanted, strict=True):
             torch.testing.assert_close(one.cpu(), other)
 
@@ -75,7 +63,7 @@ def test_nan_and_infinity_go_through_a_relu_as_in_torch(device):
     found = message_aggregate(graph, *both, message="relu_add")
     mine = torch.autograd.grad(found.sum(), both)
     there = [one.detach().cpu().requires_grad_() for one in both]
-    exact = naive(graph, *there, "relu_add", "sum")
+    exact = messages(graph, there[1], there[0], message="relu_add", reduce="sum")
     torch.testing.assert_close(found.cpu(), exact, equal_nan=True)
     for one, other in zip(mine, torch.autograd.grad(exact.sum(), there), strict=True):
         torch.testing.assert_close(one.cpu(), other)

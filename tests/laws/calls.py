@@ -123,6 +123,10 @@ class Ops(TorchDispatchMode):
             self.calls.append((func, args))
         return func(*args, **(kwargs or {}))
 
+    @property
+    def names(self):
+        return [op.name().split("::")[1] for op, _ in self.calls]
+
 
 def assert_same(results, expected, **tolerances):
     assert len(results) == len(expected)
