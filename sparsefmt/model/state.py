@@ -410,9 +410,7 @@ def difference(
     Steps that add up by atomics differ from one run to the ``again``: what these two do, others
     may, and some more.
     """
-    kinds: dict[str, float] = {}
-    for name, value in expected.items():
-        kinds[_kind(name)] = max(kinds.get(_kind(name), 0.0), _largest(value))
+    kinds = _largest_of_kinds(expected)
     for name, value in expected.items():
         result = tensors.get(name)
         if result is None:
@@ -436,11 +434,20 @@ def unsteady(first: Mapping[str, Tensor], again: Mapping[str, Tensor], trained: 
 
     Those ``trained`` are left out: an optimizer makes a whole step of the sign of a small gradient.
     """
+    kinds = _largest_of_kinds(first)
     for name, value in first.items():
-        apart, largest = _largest(value.double() - again[name].double()), _largest(value)
-        if name not in trained and apart > COARSE * largest:
-            return f"{name} differs by {apart:.1e}, where it is {largest:.1e} at most"
+        apart = _largest(value.double() - again[name].double())
+        if name not in trained and apart > COARSE * kinds[_kind(name)]:
+            return f"{name} differs by {apart:.1e}, where it is {_largest(value):.1e} at most"
     return ""
+
+
+def _largest_of_kinds(tensors: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the largest absolute value of the tensors of each kind."""
+    kinds: dict[str, float] = {}
+    for name, value in tensors.items():
+        kinds[_kind(name)] = max(kinds.get(_kind(name), 0.0), _largest(value))
+    return kinds
 
 
 def _same_values(a: Tensor, b: Tensor) -> Tensor:

@@ -59,6 +59,7 @@ class Case:
     numbered: bool = False  #: whether a mask or sample depends on the numbers of entries
     widens: bool = False  #: whether results of two bytes are float32
     atomics: bool = False  #: whether it adds up by them on a GPU, in another order each time
+    converts: bool = False  #: whether each call converts the matrix, whose sizes the host reads
 
     def __str__(self):
         return self.name
@@ -235,7 +236,7 @@ CASES = [
     Case("spmm unweighted", ops.spmm, {"X": X}, by(*SUM, "X"), rows=("spmm",), linear=("X",)),
     *(
         Case(f"spmm of {format}", ops.spmm, {"X": X}, by(*SUM, "X"), {}, ("spmm",), format,
-             weighted=True)
+             weighted=True, converts=format == "csc")
         for format in ("csc", "sgt")
     ),
     Case("spmm of coo", ops.spmm, {"X": X, **SCALES}, by(*SUM, "X"), {}, ("spmm",), "coo",
@@ -246,7 +247,7 @@ CASES = [
          rows=("spmm",)),
     *(
         Case(f"spmm_arg {reduce}", _spmm_arg, {"X": X, "grad": GRAD}, None, {"reduce": reduce}, ARG,
-             weighted=True)
+             weighted=True, converts=True)
         for reduce in ("max", "min")
     ),
     *(
@@ -295,9 +296,9 @@ CASES = [
     Case("gat", ops.gat, GAT, OF_GAT, linear=("H",)),
     Case("gat of edges", ops.gat, {**GAT, "edge_scores": HEADS}, OF_GAT, rows=("gat",), **LOOPS),
     Case("gat_backward", ops.gat_backward, {**GAT, "grad": RESULT}, GAT_GRADIENTS, MASK,
-         numbered=True, linear=("grad",)),
+         numbered=True, linear=("grad",), converts=True),
     Case("gat_backward of edges", ops.gat_backward, {**GAT, "grad": RESULT, "edge_scores": HEADS},
-         GAT_AND_EDGES, rows=("gat_backward",), entries=(3,), **LOOPS),
+         GAT_AND_EDGES, rows=("gat_backward",), entries=(3,), converts=True, **LOOPS),
     Case("gat_attention", ops.gat_attention, {"el": GAT["el"], "er": GAT["er"]}, by(
         attention.gat_attention_oracle, bound_of_probabilities, "el", "er"), entries=(0,),
         widens=True),
@@ -305,21 +306,22 @@ CASES = [
     Case("gatv2 of edges", ops.gatv2, {**GATV2, "edge_scores": HEADS},
          by(*ATTENTION, *ADDITIVE[:4]), rows=("gatv2",), **LOOPS),
     Case("gatv2_backward", ops.gatv2_backward, {**GATV2, "grad": RESULT},
-         by(*ATTENTION_GRADIENTS, *ADDITIVE, order=(1, 0, 3)), MASK, numbered=True),
+         by(*ATTENTION_GRADIENTS, *ADDITIVE, order=(1, 0, 3)), MASK, numbered=True,
+         converts=True),
     Case("gatv2_backward of edges", ops.gatv2_backward,
          {**GATV2, "grad": RESULT, "edge_scores": HEADS},
          by(*ATTENTION_GRADIENTS, *ADDITIVE, order=(1, 0, 3, 4)), rows=("gatv2_backward",),
-         entries=(3,), **LOOPS),
+         entries=(3,), converts=True, **LOOPS),
     Case("dot_attention", ops.dot_attention, DOT, by(*ATTENTION, *PAIRS[:4]), linear=("values",)),
     Case("dot_attention of edges", ops.dot_attention, {**DOT, "edge_scores": HEADS},
          by(*ATTENTION, *PAIRS[:4]), rows=("dot_attention",), **LOOPS),
     Case("dot_attention_backward", ops.dot_attention_backward, {**DOT, "grad": RESULT},
          by(*ATTENTION_GRADIENTS, *PAIRS, order=(0, 1, 2)), MASK, numbered=True,
-         linear=("grad",)),
+         linear=("grad",), converts=True),
     Case("dot_attention_backward of edges", ops.dot_attention_backward,
          {**DOT, "grad": RESULT, "edge_scores": HEADS},
          by(*ATTENTION_GRADIENTS, *PAIRS, order=(0, 1, 2, 4)), rows=("dot_attention_backward",),
-         entries=(3,), **LOOPS),
+         entries=(3,), converts=True, **LOOPS),
     *(
         Case(f"spmm_sampled {strategy}", ops.spmm_sampled, {"X": X, **scales},
              by(sampling.spmm_sampled_oracle, sampling.spmm_sampled_bound, "X", "width"),
