@@ -18,7 +18,15 @@ SCRIPT = Path(__file__).with_name("sanitize_cases.py")
 #: A part of the script and a dtype, the longest first.
 CASES = (
     *product(
-        ("attention", "operations", "samples", "tiles", "formats"),
+        (
+            "pairwise_with_loops",
+            "pairwise",
+            "operations",
+            "attention",
+            "samples",
+            "tiles",
+            "formats",
+        ),
         ("float32", "float64", "float16", "bfloat16"),
     ),
     *(("builds", "float32"), ("builds", "float64")),  # of indices of 4 and of 8 bytes

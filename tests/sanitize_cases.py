@@ -121,11 +121,23 @@ def tiles(dtype: Any, index_dtype: Any) -> None:
 
 
 def attention(dtype: Any, index_dtype: Any) -> None:
-    """Attention of matrices, and of vertices with loops of their own."""
+    """Run GAT's attention of matrices, and of vertices with loops of their own."""
     for A in matrices(dtype, index_dtype):
         attend(A.tocsr(), A.dtype)
     for A in squares(dtype, index_dtype):
         attend(A.tocsr(), A.dtype, self_loops=True)
+
+
+def pairwise(dtype: Any, index_dtype: Any) -> None:
+    """Run GATv2's attention and that of dot products, of matrices."""
+    for A in matrices(dtype, index_dtype):
+        attend_pairwise(A.tocsr(), A.dtype)
+
+
+def pairwise_with_loops(dtype: Any, index_dtype: Any) -> None:
+    """Run GATv2's attention and that of dot products, of vertices with loops of their own."""
+    for A in squares(dtype, index_dtype):
+        attend_pairwise(A.tocsr(), A.dtype, self_loops=True)
 
 
 def builds(dtype: Any, index_dtype: Any) -> None:
@@ -177,7 +189,7 @@ def build_and_multiply(edges: Any, sizes: tuple[int, int]) -> None:
 
 
 #: What may run in a process of its own.
-parts = (formats, operations, samples, tiles, attention, builds)
+parts = (formats, operations, samples, tiles, attention, pairwise, pairwise_with_loops, builds)
 PARTS = {part.__name__: part for part in parts}
 
 
@@ -293,28 +305,41 @@ def draw_rows(A: CSR, options: SampleOptions) -> None:
         sampling_cuda.sample_rows(A, *arrays, None, seed, *options[1:3], room)
 
 
-def attend(A: CSR, dtype: np.dtype[Any], *, self_loops: bool = False) -> None:
-    """Attention and its gradients: plain, and with scores of edges and dropout."""
+def arguments_of_attention(A: CSR, dtype: np.dtype[Any]) -> Iterator[tuple[Any, ...]]:
+    """Make features of sources and targets, and options: without edges, and with scores of them."""
     for (heads, feat), rich in product(HEADS, (False, True)):
         sources, targets = (cupy.ones((size, heads, feat), dtype) for size in A.shape[::-1])
+        edges = cupy.ones((A.nnz, heads), dtype)
+        yield sources, targets, {"edge_scores": edges if rich else None}, 0.5 * rich
+
+
+def attend(A: CSR, dtype: np.dtype[Any], *, self_loops: bool = False) -> None:
+    """Run GAT's attention and its gradients."""
+    for sources, targets, scores, dropout in arguments_of_attention(A, dtype):
         el, er = sources[..., 0].copy(), targets[..., 0].copy()
-        att, edges = cupy.ones((heads, feat), dtype), cupy.ones((A.nnz, heads), dtype)
-        scores = {"edge_scores": edges if rich else None, "self_loops": self_loops}
-        given: dict[str, Any] = {**scores, "dropout": 0.5 * rich, "seed": 7}
-        out = ops.gat(A, sources, el, er, **given)
-        ops.gat_backward(A, sources, el, er, out, **given)
+        scores["self_loops"] = self_loops
+        options: dict[str, Any] = {**scores, "dropout": dropout, "seed": 7}
+        out = ops.gat(A, sources, el, er, **options)
+        ops.gat_backward(A, sources, el, er, out, **options)
         if dtype == np.float32:
-            out = ops.gat(A, sources, el, er, **given, precision="bf16")
-            ops.gat_backward(A, sources, el, er, out, **given, precision="bf16")
-        assert ops.gat_attention(A, el, er, **scores).shape == (A.nnz, heads)
+            out = ops.gat(A, sources, el, er, **options, precision="bf16")
+            ops.gat_backward(A, sources, el, er, out, **options, precision="bf16")
+        assert ops.gat_attention(A, el, er, **scores).shape == (A.nnz, el.shape[1])
+
+
+def attend_pairwise(A: CSR, dtype: np.dtype[Any], *, self_loops: bool = False) -> None:
+    """Run GATv2's attention, that of dot products, and their gradients."""
+    for sources, targets, options, dropout in arguments_of_attention(A, dtype):
+        options |= {"self_loops": self_loops, "dropout": dropout, "seed": 7}
+        att = cupy.ones(sources.shape[1:], dtype)
         for parts in (1, 3) if A.nnz else (1,):  # of the columns: ``count`` cuts no empty matrix
             A = A.sorted_indices().copy()  # for which nothing is decided yet
             with patch.object(attention_column_blocks, "count", lambda *_, n=parts: n):
-                out = ops.gatv2(A, sources, targets, att, **given)
-                ops.gatv2_backward(A, sources, targets, att, out, **given)
+                out = ops.gatv2(A, sources, targets, att, **options)
+                ops.gatv2_backward(A, sources, targets, att, out, **options)
                 for values in (None, sources.copy()):
-                    out = ops.dot_attention(A, targets, sources, values, **given)
-                    ops.dot_attention_backward(A, targets, sources, values, out, **given)
+                    out = ops.dot_attention(A, targets, sources, values, **options)
+                    ops.dot_attention_backward(A, targets, sources, values, out, **options)
 
 
 def on_vertices(A: COO) -> None:
