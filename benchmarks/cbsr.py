@@ -153,8 +153,8 @@ class Operands:
 
 def products(options: argparse.Namespace) -> Iterator[Row]:
     """Yield every graph and k in float32; our SpMM, of the gradient, goes in turn with all."""
-    for name, source in _graphs.chosen(options, tuple(_graphs.PAPERS)):
-        operands = Operands.of(_graphs.load(source, device=options.device))
+    for name, graph in _graphs.loaded(options, tuple(_graphs.PAPERS)):
+        operands = Operands.of(graph)
         A, X = operands.A, operands.dY
         algorithm, theirs = _baselines.best_spmm(A, X)
         facts: Row = {"graph": name, "algorithm": algorithm}
@@ -200,8 +200,7 @@ def _beside(calls: dict[str, Call], theirs: Call, dense: Call, options: argparse
 
 def halves(options: argparse.Namespace) -> Iterator[Row]:
     """Yield float16 and bfloat16 in turn with float32, of the same graph and k."""
-    for name, source in _graphs.chosen(options, ("reddit",)):
-        graph = _graphs.load(source, device=options.device)
+    for name, graph in _graphs.loaded(options, ("reddit",)):
         wide = Operands.of(graph)
         for dtype in ("float16", "bfloat16"):
             narrow = Operands.of(graph, dtype)
@@ -218,8 +217,8 @@ def halves(options: argparse.Namespace) -> Iterator[Row]:
 
 def rounded(options: argparse.Namespace) -> Iterator[Row]:
     """Yield SSpMM by atomics and without, each in turn with the exact one."""
-    for name, source in _graphs.chosen(options, ("reddit", "products")):
-        operands = Operands.of(_graphs.load(source, device=options.device))
+    for name, graph in _graphs.loaded(options, ("reddit", "products")):
+        operands = Operands.of(graph)
         for k in options.k or ROUNDED_KS:
             S, row = operands.features(k), {"case": f"{name} k={k}", "k": k, "error": 0.0}
             for way, deterministic in (("sspmm", False), ("panels", True)):
@@ -247,8 +246,8 @@ def memory(options: argparse.Namespace) -> Iterator[Row]:
 
     from sparsefmt import autograd
 
-    for name, source in _graphs.chosen(options, ("reddit",)):
-        graph = Graph(_graphs.load(source))
+    for name, A in _graphs.loaded(options, ("reddit",)):
+        graph = Graph(A)
         autograd.prepare(graph)
         x = _baselines.tensor(_graphs.normal(graph.csr.indptr, (graph.n_cols, FEAT)))
         x.requires_grad_()

@@ -32,8 +32,7 @@ MOST_PEAK = 6.0  #: bytes of a translation over those of the structure
 
 def convert(options: argparse.Namespace) -> Iterator[Row]:
     """Yield every conversion with its baseline."""
-    for name, source in _graphs.chosen(options, ("reddit",)):
-        structure = _graphs.load(source, device=options.device)
+    for name, structure in _graphs.loaded(options, ("reddit",)):
         coo = shuffled(_graphs.weighted(structure).tocoo())
         csr, theirs = coo.tocsr(), _library(coo)
         their_coo = theirs.coo_matrix((coo.data, coo.coords), shape=coo.shape)

@@ -38,8 +38,7 @@ def beside(calls: dict[str, Call], options: argparse.Namespace) -> Row:
 
 def gine(options: argparse.Namespace) -> Iterator[Row]:
     """Yield every graph and width, in float32."""
-    for name, source in _graphs.chosen(options, ("arxiv", "reddit"), cpu=("arxiv",)):
-        A = _graphs.load(source, device=options.device)
+    for name, A in _graphs.loaded(options, ("arxiv", "reddit"), cpu=("arxiv",)):
         for feat in options.widths or (32,):
             yield {"case": f"{name} x {feat}"} | _cell(A, feat, options)
 
@@ -74,8 +73,7 @@ def _cell(A: CSR, feat: int, options: argparse.Namespace) -> Row:
 
 def rows(parts: str, options: argparse.Namespace) -> Iterator[Row]:
     """Yield every graph and width with weights of one kind, in float32."""
-    for name, source in _graphs.chosen(options, ("arxiv", "reddit"), cpu=("arxiv",)):
-        A = _graphs.load(source, device=options.device)
+    for name, A in _graphs.loaded(options, ("arxiv", "reddit"), cpu=("arxiv",)):
         index, n = _baselines.edge_index(A), A.n_rows
         del A
         for feat in options.widths or (64, 128):

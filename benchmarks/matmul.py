@@ -79,8 +79,7 @@ class Operands:
 
 def table(options: argparse.Namespace) -> Iterator[Row]:
     """Yield every cell: ours beside theirs of the same dtype, warm and cold."""
-    for name, source in _graphs.chosen(options, _graphs.TABLE, cpu=("cpu", "short")):
-        graph = _graphs.load(source, device=options.device)
+    for name, graph in _graphs.loaded(options, _graphs.TABLE, cpu=("cpu", "short")):
         for feat in options.widths or (WIDTHS if options.cuda else CPU_WIDTHS.get(name, (32,))):
             wide_ms = None
             for dtype in options.dtypes or (DTYPES if options.cuda else DTYPES[:1]):
@@ -111,9 +110,9 @@ def _cell(graph: CSR, feat: int, dtype: str, options: argparse.Namespace) -> Row
 def libraries(options: argparse.Namespace) -> Iterator[Row]:
     """Yield ``A @ X``, result allocated, in turn with each library's, in float32."""
     for library, (make, graphs, widths, _) in LIBRARIES.items():
-        for name, source in _graphs.chosen(options, graphs):
+        for name, graph in _graphs.loaded(options, graphs):
             for feat in options.widths or (widths[:1] if options.quick else widths):
-                A = _graphs.weighted(_graphs.load(source, device=options.device))
+                A = _graphs.weighted(graph)
                 X = _graphs.uniform(A.indptr, (A.n_cols, feat))
                 error = _oracle.spmm_error(A, X, A @ X)
                 row: Row = {"case": f"{library}: {name} {feat}", "library": library}
@@ -132,10 +131,9 @@ def memory(options: argparse.Namespace) -> Iterator[Row]:
 
     from sparsefmt import Graph, autograd
 
-    for name, source in _graphs.chosen(options, LARGE):
+    for name, structure in _graphs.loaded(options, LARGE):
         for feat in options.widths or (64,):
-            A = _graphs.weighted(_graphs.load(source))
-            graph = Graph(A.with_data(None))
+            A, graph = _graphs.weighted(structure), Graph(structure)
             X = _graphs.uniform(A.indptr, (A.n_cols, feat))
             x = _baselines.tensor(X).requires_grad_()
             weight = _baselines.tensor(A.data).requires_grad_()
@@ -176,8 +174,7 @@ def by_order(options: argparse.Namespace) -> Iterator[Row]:
 
 def aggregate(options: argparse.Namespace) -> Iterator[Row]:
     """Yield both gradients in one pass beside cuSPARSE's SpMM and SDDMM, whose times add up."""
-    for name, source in _graphs.chosen(options, _graphs.TABLE):
-        graph = _graphs.load(source, device=options.device)
+    for name, graph in _graphs.loaded(options, _graphs.TABLE):
         A = _graphs.weighted(graph)
         B, T = A.tocsc().T, transpose(A)
         for feat in options.widths or (BOTH_WIDTHS if options.cuda else (32,)):

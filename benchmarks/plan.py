@@ -72,16 +72,14 @@ RIGHT = 1e-3  #: largest error, of a result's norm
 def grid(models: tuple[str, ...], options: argparse.Namespace) -> Iterator[Row]:
     """Yield every cell that fits into memory."""
     warm_up(options.models or models, options.device)
-    for name, source in _graphs.chosen(options, GRAPHS, cpu=CPU_GRAPHS):
-        A = _graphs.load(source, device=options.device)
+    for name, A in _graphs.loaded(options, GRAPHS, cpu=CPU_GRAPHS):
         yield from cells(name, A, A, models, options)
 
 
 def samples(options: argparse.Namespace) -> Iterator[Row]:
     """Yield every cell of graphs of at most so many entries a row, planned for another sample."""
     warm_up(options.models or GRID, options.device)
-    for name, source in _graphs.chosen(options, SAMPLED, cpu=CPU_GRAPHS[1:2]):
-        A = _graphs.load(source, device=options.device)
+    for name, A in _graphs.loaded(options, SAMPLED, cpu=CPU_GRAPHS[1:2]):
         for most in MOST[:1] if options.quick else MOST:
             first, second = (ops.sample(A, most, seed=seed) for seed in (0, 1))
             yield from cells(f"{name}/{most}", first, second, GRID, options)
@@ -258,8 +256,7 @@ def step_of(model: Module, x: Tensor, graph: Graph, labels: Tensor) -> list[Any]
 
 def epochs(options: argparse.Namespace) -> Iterator[Row]:
     """Yield epochs of GraphSAGE as ``optimize`` makes them, and of the layers as they are."""
-    for name, source in _graphs.chosen(options, ("products", "reddit"), cpu=("flickr",)):
-        A = _graphs.load(source, device=options.device)
+    for name, A in _graphs.loaded(options, ("products", "reddit"), cpu=("flickr",)):
         graph = Graph(A)
         x = _baselines.tensor(_graphs.normal(A.indptr, (A.n_rows, FEATURES)))
         labels = torch.arange(A.n_rows, device=x.device) % CLASSES

@@ -38,8 +38,7 @@ PRIMES = (577, 587, 593, 599)
 
 def table(options: argparse.Namespace) -> Iterator[Row]:
     """Yield every graph, dtype, strategy and number of entries, beside a float32 product."""
-    for name, source in _graphs.chosen(options, ("reddit", "products", *LOW_DEGREE)):
-        graph = _graphs.load(source, device=options.device)
+    for name, graph in _graphs.loaded(options, ("reddit", "products", *LOW_DEGREE)):
         for feat in options.widths or (FEAT,):
             X = _graphs.uniform(graph.indptr, (graph.n_cols, feat))
             _, theirs = _baselines.best_spmm(_graphs.weighted(graph), X)

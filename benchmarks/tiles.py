@@ -72,8 +72,7 @@ def table(
     options: argparse.Namespace,
 ) -> Iterator[Row]:
     """Yield every graph, width, dtype and kind: ours beside theirs and our CSR."""
-    for name, source in _graphs.chosen(options, graphs):
-        graph = _graphs.load(source, device=options.device)
+    for name, graph in _graphs.loaded(options, graphs):
         tiles = graph.tosgt(MMA_TILE)
         for feat in options.widths or (widths[:1] if options.quick else widths):
             for dtype in options.dtypes or dtypes:
@@ -116,8 +115,7 @@ def _cell(
 
 def sddmm_rows(options: argparse.Namespace) -> Iterator[Row]:
     """Yield every graph, width and dtype; cuSPARSE in float32."""
-    for name, source in _graphs.chosen(options, _graphs.TABLE):
-        A = _graphs.load(source, device=options.device)
+    for name, A in _graphs.loaded(options, _graphs.TABLE):
         tiles = A.tosgt(MMA_TILE)
         for feat in options.widths or (32, 128):
             for dtype in options.dtypes or ("tf32", "float16"):

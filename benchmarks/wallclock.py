@@ -300,8 +300,8 @@ def loader(options: argparse.Namespace) -> Iterator[Row]:
     """Yield a step on batches that are drawn before, each ``edge_index`` a new tensor."""
     import torch
 
-    for name, source in _graphs.chosen(options, ("products",), cpu=("flickr",)):
-        A = _graphs.load(source, device=options.device).to("cpu")
+    for name, graph in _graphs.loaded(options, ("products",), cpu=("flickr",)):
+        A = graph.to("cpu")
         order = np.random.default_rng(0).permutation(A.n_rows)
         size = min(BATCH, A.n_rows // 4)
         start, drawn = time.perf_counter(), []
