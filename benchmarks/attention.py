@@ -97,8 +97,8 @@ class Attention:
 
     def both(self, forward: Call | None = None) -> tuple[Tensor, ...]:
         """Return the result and the gradients of all inputs, ours or by another ``forward``."""
-        out = (forward or self.forward)()
-        return out.detach(), *torch.autograd.grad(out, [*self.inputs.values()], self.grad)
+        inputs = [*self.inputs.values()]
+        return _harness.with_gradients(forward or self.forward, inputs, self.grad)
 
     def checked(self) -> Row:
         """Return the largest error in float64 at sampled vertices, and what is wrong."""

@@ -20,8 +20,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
-from sparsefmt import CBSR, CSR, Graph, reorder
+from sparsefmt import CBSR, CSR, Graph, autograd, reorder
 from sparsefmt.formats.arrays import Array, finish, is_cupy, namespace
 from sparsefmt.ops import Transpose, maxk, spgemm, spmm, sspmm, transpose
 
@@ -70,8 +71,6 @@ def features(like: Array, n_rows: int, dtype: str) -> Array:
 
 
 def _selected(X: Array, k: int, options: argparse.Namespace) -> Row:
-    import torch
-
     with _harness.poisoned(cuda=options.cuda):
         S = maxk(X, k)
     wrong = _oracle.wrong_maxk_rows(X, S)
@@ -242,10 +241,6 @@ def memory(options: argparse.Namespace) -> Iterator[Row]:
     Results and gradients are part of the peak; the graph, prepared, counts as an input.  So do its
     windows, 8 bytes an entry, as much as the transpose that the dense layer reads.
     """
-    import torch
-
-    from sparsefmt import autograd
-
     for name, A in _graphs.loaded(options, ("reddit",)):
         graph = Graph(A)
         autograd.prepare(graph)
@@ -253,9 +248,7 @@ def memory(options: argparse.Namespace) -> Iterator[Row]:
         x.requires_grad_()
         gradient = torch.ones(graph.n_rows, FEAT, device=x.device)
 
-        def both(layer: Call, x: Any = x, gradient: Any = gradient) -> Any:
-            y = layer()
-            return y.detach(), *torch.autograd.grad(y, x, gradient)
+        both = partial(_harness.with_gradients, inputs=x, gradient=gradient)
 
         def peak(layer: Call, both: Callable[[Call], Any] = both) -> float:
             both(layer)  # compiles

@@ -17,7 +17,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from sparsefmt import CSR
+import torch
+
+from sparsefmt import CSR, Graph, autograd
 from sparsefmt.formats.arrays import Array, is_cupy, namespace
 from sparsefmt.ops import Transpose, aggregate_backward, spmm, transpose
 
@@ -127,10 +129,6 @@ def memory(options: argparse.Namespace) -> Iterator[Row]:
 
     The graph and its transpose, built before, count as inputs.
     """
-    import torch
-
-    from sparsefmt import Graph, autograd
-
     for name, structure in _graphs.loaded(options, LARGE):
         for feat in options.widths or (64,):
             A, graph = _graphs.weighted(structure), Graph(structure)
@@ -139,10 +137,8 @@ def memory(options: argparse.Namespace) -> Iterator[Row]:
             weight = _baselines.tensor(A.data).requires_grad_()
             gradient = torch.ones(A.n_rows, feat, device=x.device)
 
-            def both(graph: Graph = graph, x: Any = x, w: Any = weight, g: Any = gradient) -> Any:
-                y = autograd.spmm(graph, x, w)
-                return y.detach(), *torch.autograd.grad(y, (x, w), g)
-
+            forward = partial(autograd.spmm, graph, x, weight)
+            both = partial(_harness.with_gradients, forward, (x, weight), gradient)
             results = both()  # builds the transpose, compiles
             error = _oracle.spmm_error(A, X, _baselines.as_cupy(results[0]))
             row = {"case": f"{name} {feat}"} | _oracle.rounded(error, A.dtype)
