@@ -196,7 +196,9 @@ def _gradients(
     return row | {"over_both": (row["spmm_ms"] + row["sddmm_ms"]) / row["ms"]}
 
 
-def _of(dtype: str, widths: tuple[int, ...]) -> dict[str, Any]:
+def of_dtype(dtype: str, widths: tuple[int, ...]) -> dict[str, Any]:
+    """Return what a limit needs to choose rows of a dtype, of these widths."""
+
     def counts(row: Row) -> bool:
         return row["dtype"] == dtype and row["feat"] in widths
 
@@ -204,10 +206,10 @@ def _of(dtype: str, widths: tuple[int, ...]) -> dict[str, Any]:
 
 
 TABLE = (
-    *both("over_cusparse", 1.35, 1.0, **_of("float32", WIDE)),
-    *both("over_cusparse", 1.4, **_of("float32", (16, 32))),
-    *(one for dtype in DTYPES[1:] for one in both("over_cusparse", 2.0, **_of(dtype, WIDE))),
-    *(one for dtype in DTYPES[1:] for one in both("over_float32", 2.2, **_of(dtype, WIDE))),
+    *both("over_cusparse", 1.35, 1.0, **of_dtype("float32", WIDE)),
+    *both("over_cusparse", 1.4, **of_dtype("float32", (16, 32))),
+    *(one for dtype in DTYPES[1:] for one in both("over_cusparse", 2.0, **of_dtype(dtype, WIDE))),
+    *(one for dtype in DTYPES[1:] for one in both("over_float32", 2.2, **of_dtype(dtype, WIDE))),
     Limit(
         "error", most=lambda row: _oracle.LIMITS[row["dtype"]], by=("dtype",), on=("cuda", "cpu")
     ),

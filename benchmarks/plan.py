@@ -127,7 +127,8 @@ class Cell:
     def measured(self, *, quick: bool) -> Row:
         """Choose, then time everything in turn."""
         own = self._step(lambda: self.plain(self.x, self.second))
-        step_s = statistics.median(_seconds(own) for _ in range(5))
+        cuda = self.x.is_cuda
+        step_s = statistics.median(_harness.wall_ms(own, cuda=cuda) for _ in range(5)) / 1e3
         self.compile()
         planner._verdicts.cache_clear()
         start = time.perf_counter()
@@ -140,7 +141,7 @@ class Cell:
         errors = [_oracle.norm_error(call(), expected) for call in calls.values()]
         row = _oracle.judged(max(errors), RIGHT)
         functions = [own, *calls.values()]
-        times, row["runs"] = _harness.paced(functions, cuda=self.x.is_cuda, quick=quick)
+        times, row["runs"] = _harness.paced(functions, cuda=cuda, quick=quick)
         by_tree = dict(zip(calls, times[1:], strict=True))
         row["chosen"] = text_of(plan.chosen.tree)
         ms = times[0] if plan.chosen.tree == plan.own else by_tree[row["chosen"]]
@@ -183,10 +184,6 @@ class Cell:
             return [y.detach(), *torch.autograd.grad(y, sources, torch.ones_like(y))]
 
         return step
-
-
-def _seconds(call: Call) -> float:
-    return _harness.wall_ms(call, cuda=torch.cuda.is_available()) / 1e3
 
 
 # Orders of vertices

@@ -133,12 +133,7 @@ SECTIONS = {
         table,
         (
             Limit("over_cusparse", "each", least=_least, where=_is_plain),
-            Limit(
-                "over_spmm",
-                least=1.0,
-                by=("graph",),
-                where=lambda row: _is_plain(row) and row["graph"] in LOW_DEGREE,
-            ),
+            Limit("over_spmm", least=1.0, by=("graph",), where=_is_low),
             Limit("over_weighted", most=WEIGHTED, where=_is_plain),
             Limit("error", most=lambda row: _oracle.LIMITS[row["dtype"]], by=("dtype",)),
         ),
