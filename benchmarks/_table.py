@@ -151,7 +151,7 @@ class Benchmark:
             description=self.doc,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        add_options(parser, widths=numbers, **self.extra)
+        add_options(parser, **({"widths": numbers} | self.extra))
         parser.add_argument("--sections", type=some_of(self.sections), help=",".join(self.sections))
         options = parser.parse_args(argv)
         other = {"cpu": "cuda", "cuda": "cpu"}[options.device]
