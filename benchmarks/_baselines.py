@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from sparsefmt import CSR
@@ -108,13 +109,14 @@ def torch_product(B: CSR) -> Callable[[Any], Any]:
     return Times.apply
 
 
+def scipy_sparse(array: Array) -> Any:
+    """Return the module of an array's sparse matrices: of SciPy, or of cupyx on a GPU."""
+    return import_module("cupyx.scipy.sparse" if is_cupy(array) else "scipy.sparse")
+
+
 def scipy_spmm(A: CSR, X: Array) -> Call:
     """Return ``A @ X`` of SciPy, or of cupyx.scipy.sparse on a GPU."""
-    if is_cupy(X):
-        import cupyx.scipy.sparse as library
-    else:
-        import scipy.sparse as library
-    left = library.csr_matrix((A.data, A.indices, A.indptr), shape=A.shape)
+    left = scipy_sparse(X).csr_matrix((A.data, A.indices, A.indptr), shape=A.shape)
     left.has_canonical_format = True  # as it is: nothing to sort or sum
     return lambda: left @ X
 

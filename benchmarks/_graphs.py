@@ -88,6 +88,14 @@ def chosen(
             yield Path(name).stem, name
 
 
+def loaded(
+    options: argparse.Namespace, generated: tuple[str, ...], **more: tuple[str, ...]
+) -> Iterator[tuple[str, CSR]]:
+    """Yield names and graphs on the device of the options, as ``chosen`` does."""
+    for name, source in chosen(options, generated, **more):
+        yield name, load(source, device=options.device)
+
+
 def known(name: str) -> bool:
     """Return True if a graph of that name is generated."""
     return name in RECIPES or name in ROADS or name.startswith(MYCIELSKIAN)

@@ -251,6 +251,14 @@ def free() -> None:
         torch.cuda.empty_cache()
 
 
+def with_gradients(forward: Call, inputs: Any, gradient: Any) -> tuple[Any, ...]:
+    """Run forward and backward: return the result and the gradients of all inputs."""
+    import torch
+
+    y = forward()
+    return y.detach(), *torch.autograd.grad(y, inputs, gradient)
+
+
 def allocations(function: Call) -> tuple[int, list[int]]:
     """Return the most bytes in use in CuPy's pool beyond those before a call, and the sizes."""
     import cupy

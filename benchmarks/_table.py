@@ -10,10 +10,9 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from sparsefmt.formats.arrays import parse_device
@@ -152,7 +151,7 @@ class Benchmark:
             description=self.doc,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        add_options(parser, {"widths": numbers, **self.extra})
+        add_options(parser, **({"widths": numbers} | self.extra))
         parser.add_argument("--sections", type=some_of(self.sections), help=",".join(self.sections))
         options = parser.parse_args(argv)
         other = {"cpu": "cuda", "cuda": "cpu"}[options.device]
@@ -187,9 +186,7 @@ class Benchmark:
 # Options
 
 
-def add_options(
-    parser: argparse.ArgumentParser, more: Mapping[str, Callable[[str], Any]] = MappingProxyType({})
-) -> None:
+def add_options(parser: argparse.ArgumentParser, **more: Callable[[str], Any]) -> None:
     """Add what every benchmark takes, and ``more``."""
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     parser.add_argument("--graphs", type=names, help="of benchmarks/_graphs.py, or paths")

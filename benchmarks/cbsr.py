@@ -20,8 +20,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
-from sparsefmt import CBSR, CSR, Graph, reorder
+from sparsefmt import CBSR, CSR, Graph, autograd, reorder
 from sparsefmt.formats.arrays import Array, finish, is_cupy, namespace
 from sparsefmt.ops import Transpose, maxk, spgemm, spmm, sspmm, transpose
 
@@ -70,8 +71,6 @@ def features(like: Array, n_rows: int, dtype: str) -> Array:
 
 
 def _selected(X: Array, k: int, options: argparse.Namespace) -> Row:
-    import torch
-
     with _harness.poisoned(cuda=options.cuda):
         S = maxk(X, k)
     wrong = _oracle.wrong_maxk_rows(X, S)
@@ -153,8 +152,8 @@ class Operands:
 
 def products(options: argparse.Namespace) -> Iterator[Row]:
     """Yield every graph and k in float32; our SpMM, of the gradient, goes in turn with all."""
-    for name, source in _graphs.chosen(options, tuple(_graphs.PAPERS)):
-        operands = Operands.of(_graphs.load(source, device=options.device))
+    for name, graph in _graphs.loaded(options, tuple(_graphs.PAPERS)):
+        operands = Operands.of(graph)
         A, X = operands.A, operands.dY
         algorithm, theirs = _baselines.best_spmm(A, X)
         facts: Row = {"graph": name, "algorithm": algorithm}
@@ -200,8 +199,7 @@ def _beside(calls: dict[str, Call], theirs: Call, dense: Call, options: argparse
 
 def halves(options: argparse.Namespace) -> Iterator[Row]:
     """Yield float16 and bfloat16 in turn with float32, of the same graph and k."""
-    for name, source in _graphs.chosen(options, ("reddit",)):
-        graph = _graphs.load(source, device=options.device)
+    for name, graph in _graphs.loaded(options, ("reddit",)):
         wide = Operands.of(graph)
         for dtype in ("float16", "bfloat16"):
             narrow = Operands.of(graph, dtype)
@@ -218,8 +216,8 @@ def halves(options: argparse.Namespace) -> Iterator[Row]:
 
 def rounded(options: argparse.Namespace) -> Iterator[Row]:
     """Yield SSpMM by atomics and without, each in turn with the exact one."""
-    for name, source in _graphs.chosen(options, ("reddit", "products")):
-        operands = Operands.of(_graphs.load(source, device=options.device))
+    for name, graph in _graphs.loaded(options, ("reddit", "products")):
+        operands = Operands.of(graph)
         for k in options.k or ROUNDED_KS:
             S, row = operands.features(k), {"case": f"{name} k={k}", "k": k, "error": 0.0}
             for way, deterministic in (("sspmm", False), ("panels", True)):
@@ -243,20 +241,14 @@ def memory(options: argparse.Namespace) -> Iterator[Row]:
     Results and gradients are part of the peak; the graph, prepared, counts as an input.  So do its
     windows, 8 bytes an entry, as much as the transpose that the dense layer reads.
     """
-    import torch
-
-    from sparsefmt import autograd
-
-    for name, source in _graphs.chosen(options, ("reddit",)):
-        graph = Graph(_graphs.load(source))
+    for name, A in _graphs.loaded(options, ("reddit",)):
+        graph = Graph(A)
         autograd.prepare(graph)
         x = _baselines.tensor(_graphs.normal(graph.csr.indptr, (graph.n_cols, FEAT)))
         x.requires_grad_()
         gradient = torch.ones(graph.n_rows, FEAT, device=x.device)
 
-        def both(layer: Call, x: Any = x, gradient: Any = gradient) -> Any:
-            y = layer()
-            return y.detach(), *torch.autograd.grad(y, x, gradient)
+        both = partial(_harness.with_gradients, inputs=x, gradient=gradient)
 
         def peak(layer: Call, both: Callable[[Call], Any] = both) -> float:
             both(layer)  # compiles

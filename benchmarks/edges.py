@@ -21,8 +21,7 @@ LARGEST = ("products", "reddit", "proteins")
 
 def sddmm_rows(options: argparse.Namespace) -> Iterator[Row]:
     """Yield every graph, width and dtype."""
-    for name, source in _graphs.chosen(options, _graphs.TABLE):
-        A = _graphs.load(source, device=options.device)
+    for name, A in _graphs.loaded(options, _graphs.TABLE):
         for feat in options.widths or (WIDTHS if options.cuda else (32, 128)):
             for dtype in options.dtypes or (DTYPES if options.cuda else DTYPES[:1]):
                 row: Row = {"case": f"{name} {feat} {dtype}", "graph": name, "dtype": dtype}
@@ -46,8 +45,7 @@ def sddmm_rows(options: argparse.Namespace) -> Iterator[Row]:
 
 def softmax_rows(options: argparse.Namespace) -> Iterator[Row]:
     """Yield every graph and number of heads, in float32."""
-    for name, source in _graphs.chosen(options, (*_graphs.TABLE, "proteins")):
-        A = _graphs.load(source, device=options.device)
+    for name, A in _graphs.loaded(options, (*_graphs.TABLE, "proteins")):
         for heads in options.heads or HEADS:
             scores = _graphs.uniform(A.indptr, (A.nnz, heads)) * 8 - 4
             out = scores.copy()

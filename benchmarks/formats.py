@@ -19,7 +19,7 @@ from sparsefmt.formats.arrays import namespace
 from sparsefmt.formats.base import Format
 from sparsefmt.stats import TILES, Tile, summarize
 
-from . import _graphs, _harness
+from . import _baselines, _graphs, _harness
 from ._table import DATA, ROOT, Benchmark, Limit, Row, Section, markdown, write_block
 from ._table import END as END
 
@@ -32,10 +32,9 @@ MOST_PEAK = 6.0  #: bytes of a translation over those of the structure
 
 def convert(options: argparse.Namespace) -> Iterator[Row]:
     """Yield every conversion with its baseline."""
-    for name, source in _graphs.chosen(options, ("reddit",)):
-        structure = _graphs.load(source, device=options.device)
+    for name, structure in _graphs.loaded(options, ("reddit",)):
         coo = shuffled(_graphs.weighted(structure).tocoo())
-        csr, theirs = coo.tocsr(), _library(coo)
+        csr, theirs = coo.tocsr(), _baselines.scipy_sparse(coo.data)
         their_coo = theirs.coo_matrix((coo.data, coo.coords), shape=coo.shape)
         their_csr = theirs.csr_matrix((csr.data, csr.indices, csr.indptr), shape=csr.shape)
         their_coo.has_canonical_format = not options.cuda  # SciPy's sum over duplicates is left out
@@ -65,26 +64,16 @@ def shuffled(coo: COO) -> COO:
     return COO(coo.row[order], coo.col[order], coo.data[order], shape=coo.shape)
 
 
-def _library(coo: COO) -> Any:
-    if coo.device == "cpu":
-        import scipy.sparse as library
-    else:
-        import cupyx.scipy.sparse as library
-    return library
-
-
 def differs(ours: Any, theirs: Any, structure: CSR) -> dict[str, str]:
     """Return ``wrong`` unless the result has the entries of theirs, or of the structure."""
     if theirs is None:
         same = ours.with_data(None).tocsr().sorted_indices() == structure
-    elif ours.format == "coo":
-        pairs = (ours.row, theirs.row), (ours.col, theirs.col), (ours.data, theirs.data)
-        same = all(a.shape == b.shape and bool((a == b).all()) for a, b in pairs)
     else:
-        theirs = theirs.copy()
-        theirs.sort_indices()  # the entries of a row may stand in any order
-        ours = ours.sorted_indices()
-        names = ("indptr", "indices", "data")
+        names = ("row", "col", "data")
+        if ours.format != "coo":
+            theirs, names = theirs.copy(), ("indptr", "indices", "data")
+            theirs.sort_indices()  # the entries of a row may stand in any order
+            ours = ours.sorted_indices()
         pairs = [(getattr(ours, name), getattr(theirs, name)) for name in names]
         same = all(a.shape == b.shape and bool((a == b).all()) for a, b in pairs)
     return {} if same else {"wrong": "the entries are not those that they should be"}

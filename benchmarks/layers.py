@@ -12,20 +12,24 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from sparsefmt import CSR, Graph
+import torch
+
+from sparsefmt import CSR, Graph, autograd, nn
 
 from . import _baselines, _graphs, _harness, _oracle
 from ._harness import MIB, Call
 from ._table import Benchmark, Limit, Row, Section, positive
 
-PARTS = {"full": {}, "bases": {"num_bases": 4}, "blocks": {"num_blocks": 8}}
+PARTS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "bases": {"num_bases": 4},
+    "blocks": {"num_blocks": 8},
+}
 TYPES, LIMIT = 8, 1e-4
 
 
 def beside(calls: dict[str, Call], options: argparse.Namespace) -> Row:
     """Compare ``ms`` with ``pyg_ms``, and time all in turn, ours alone where PyG does not fit."""
-    import torch
-
     row: Row = {}
     try:
         row |= _oracle.judged(_oracle.norm_error(calls["ms"](), calls["pyg_ms"]()), LIMIT)
@@ -38,17 +42,13 @@ def beside(calls: dict[str, Call], options: argparse.Namespace) -> Row:
 
 def gine(options: argparse.Namespace) -> Iterator[Row]:
     """Yield every graph and width, in float32."""
-    for name, source in _graphs.chosen(options, ("arxiv", "reddit"), cpu=("arxiv",)):
-        A = _graphs.load(source, device=options.device)
+    for name, A in _graphs.loaded(options, ("arxiv", "reddit"), cpu=("arxiv",)):
         for feat in options.widths or (32,):
             yield {"case": f"{name} x {feat}"} | _cell(A, feat, options)
 
 
 def _cell(A: CSR, feat: int, options: argparse.Namespace) -> Row:
-    import torch
     from torch_geometric.nn import GINEConv
-
-    from sparsefmt.autograd import message_aggregate
 
     graph, index = Graph(A), _baselines.edge_index(A)
     torch.manual_seed(0)
@@ -58,85 +58,54 @@ def _cell(A: CSR, feat: int, options: argparse.Namespace) -> Row:
     conv = GINEConv(torch.nn.Identity()).to(options.device)
 
     def ours() -> Any:
-        return message_aggregate(graph, x, edges, message="relu_add") + x
+        return autograd.message_aggregate(graph, x, edges, message="relu_add") + x
 
-    def theirs() -> Any:
-        return conv(x, index, edges)
-
-    def both(forward: Call) -> Any:
-        y = forward()
-        return y.detach(), *torch.autograd.grad(y, leaves, grad)
-
-    calls = {"ms": partial(both, ours), "pyg_ms": partial(both, theirs)}
-    calls |= {"forward_ms": ours, "pyg_forward_ms": theirs}
-    return beside(calls, options)
+    theirs, run = partial(conv, x, index, edges), _harness.with_gradients
+    calls = {"ms": partial(run, ours, leaves, grad), "pyg_ms": partial(run, theirs, leaves, grad)}
+    return beside(calls | {"forward_ms": ours, "pyg_forward_ms": theirs}, options)
 
 
 def rows(parts: str, options: argparse.Namespace) -> Iterator[Row]:
     """Yield every graph and width with weights of one kind, in float32."""
-    for name, source in _graphs.chosen(options, ("arxiv", "reddit"), cpu=("arxiv",)):
-        A = _graphs.load(source, device=options.device)
-        index, n = _baselines.edge_index(A), A.n_rows
-        del A
+    for name, A in _graphs.loaded(options, ("arxiv", "reddit"), cpu=("arxiv",)):
+        index = _baselines.edge_index(A)
         for feat in options.widths or (64, 128):
             row: Row = {"case": f"{name} x {feat}", "types": options.types or TYPES}
-            yield row | _Case(index, n, feat, parts, options).row()
+            yield row | _typed_cell(index, A.n_rows, feat, PARTS[parts], options)
 
 
-class _Case:
-    """Both layers with the same weights, features and edges."""
+def _typed_cell(
+    index: Any, n: int, feat: int, parts: dict[str, Any], options: argparse.Namespace
+) -> Row:
+    """Compare both layers with the same weights, features and edges, then measure in turn."""
+    from torch_geometric.nn import RGCNConv
 
-    def __init__(
-        self, index: Any, n: int, feat: int, parts: str, options: argparse.Namespace
-    ) -> None:
-        import torch
-        from torch_geometric.nn import RGCNConv
-
-        from sparsefmt import nn
-
-        self.index, self.options = index, options
-        torch.manual_seed(0)
-        types = options.types or TYPES
-        self.types = torch.randint(types, (index.shape[1],), device=index.device)
-        x, self.grad = (torch.rand(n, feat, device=index.device) - 0.5 for _ in range(2))
-        self.x = x.requires_grad_()
-        args: Any = PARTS[parts]
-        self.theirs, self.ours = (
-            kind(feat, feat, types, **args).to(index.device) for kind in (RGCNConv, nn.RGCNConv)
-        )
-        self.ours.load_state_dict(self.theirs.state_dict())
-
-    def forward(self, layer: Any) -> Any:
-        """Run the layer."""
-        return layer(self.x, self.index, self.types)
-
-    def both(self, layer: Any) -> Any:
-        """Run the layer; return its result and the gradients of features and all weights."""
-        import torch
-
-        y = self.forward(layer)
-        return y.detach(), *torch.autograd.grad(y, [self.x, *layer.parameters()], self.grad)
-
-    def row(self) -> Row:
-        """Compare both, then measure them in turn."""
-        import torch
-
-        row: Row = {}
-        ours, theirs = (partial(self.both, layer) for layer in (self.ours, self.theirs))
-        if self.options.cuda:
-            before = torch.cuda.memory_allocated()
-            ours()
-            torch.cuda.synchronize()
-            row["kept_mib"] = (torch.cuda.memory_allocated() - before) / MIB
-            row["mib"] = sum(_harness.peak_bytes(ours)) / MIB
-        forwards = (partial(self.forward, layer) for layer in (self.ours, self.theirs))
-        calls = {"ms": ours, "pyg_ms": theirs}
-        calls |= dict(zip(("forward_ms", "pyg_forward_ms"), forwards, strict=True))
-        row |= beside(calls, self.options)
-        if self.options.cuda and "pyg_ms" in row:
-            row["pyg_mib"] = sum(_harness.peak_bytes(theirs)) / MIB
-            row["saved"] = row["pyg_mib"] / (row["mib"] + row["kept_mib"])
-        return row
+    torch.manual_seed(0)
+    count = options.types or TYPES
+    types = torch.randint(count, (index.shape[1],), device=index.device)
+    x, grad = (torch.rand(n, feat, device=index.device) - 0.5 for _ in range(2))
+    theirs, ours = (
+        kind(feat, feat, count, **parts).to(index.device) for kind in (RGCNConv, nn.RGCNConv)
+    )
+    ours.load_state_dict(theirs.state_dict())
+    calls: dict[str, Call] = {}
+    for name, layer in (("", ours), ("pyg_", theirs)):
+        forward = partial(layer, x.requires_grad_(), index, types)
+        inputs = [x, *layer.parameters()]
+        calls[f"{name}ms"] = partial(_harness.with_gradients, forward, inputs, grad)
+        calls[f"{name}forward_ms"] = forward
+    row: Row = {}
+    if options.cuda:
+        before = torch.cuda.memory_allocated()
+        calls["ms"]()
+        torch.cuda.synchronize()
+        row["kept_mib"] = (torch.cuda.memory_allocated() - before) / MIB
+        row["mib"] = sum(_harness.peak_bytes(calls["ms"])) / MIB
+    row |= beside(calls, options)
+    if options.cuda and "pyg_ms" in row:
+        row["pyg_mib"] = sum(_harness.peak_bytes(calls["pyg_ms"])) / MIB
+        row["saved"] = row["pyg_mib"] / (row["mib"] + row["kept_mib"])
+    return row
 
 
 RGCN = (Limit("over_pyg", least=3.0), Limit("saved", least=2.0))

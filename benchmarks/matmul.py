@@ -17,7 +17,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from sparsefmt import CSR
+import torch
+
+from sparsefmt import CSR, Graph, autograd
 from sparsefmt.formats.arrays import Array, is_cupy, namespace
 from sparsefmt.ops import Transpose, aggregate_backward, spmm, transpose
 
@@ -79,8 +81,7 @@ class Operands:
 
 def table(options: argparse.Namespace) -> Iterator[Row]:
     """Yield every cell: ours beside theirs of the same dtype, warm and cold."""
-    for name, source in _graphs.chosen(options, _graphs.TABLE, cpu=("cpu", "short")):
-        graph = _graphs.load(source, device=options.device)
+    for name, graph in _graphs.loaded(options, _graphs.TABLE, cpu=("cpu", "short")):
         for feat in options.widths or (WIDTHS if options.cuda else CPU_WIDTHS.get(name, (32,))):
             wide_ms = None
             for dtype in options.dtypes or (DTYPES if options.cuda else DTYPES[:1]):
@@ -111,9 +112,9 @@ def _cell(graph: CSR, feat: int, dtype: str, options: argparse.Namespace) -> Row
 def libraries(options: argparse.Namespace) -> Iterator[Row]:
     """Yield ``A @ X``, result allocated, in turn with each library's, in float32."""
     for library, (make, graphs, widths, _) in LIBRARIES.items():
-        for name, source in _graphs.chosen(options, graphs):
+        for name, graph in _graphs.loaded(options, graphs):
             for feat in options.widths or (widths[:1] if options.quick else widths):
-                A = _graphs.weighted(_graphs.load(source, device=options.device))
+                A = _graphs.weighted(graph)
                 X = _graphs.uniform(A.indptr, (A.n_cols, feat))
                 error = _oracle.spmm_error(A, X, A @ X)
                 row: Row = {"case": f"{library}: {name} {feat}", "library": library}
@@ -128,23 +129,16 @@ def memory(options: argparse.Namespace) -> Iterator[Row]:
 
     The graph and its transpose, built before, count as inputs.
     """
-    import torch
-
-    from sparsefmt import Graph, autograd
-
-    for name, source in _graphs.chosen(options, LARGE):
+    for name, structure in _graphs.loaded(options, LARGE):
         for feat in options.widths or (64,):
-            A = _graphs.weighted(_graphs.load(source))
-            graph = Graph(A.with_data(None))
+            A, graph = _graphs.weighted(structure), Graph(structure)
             X = _graphs.uniform(A.indptr, (A.n_cols, feat))
             x = _baselines.tensor(X).requires_grad_()
             weight = _baselines.tensor(A.data).requires_grad_()
             gradient = torch.ones(A.n_rows, feat, device=x.device)
 
-            def both(graph: Graph = graph, x: Any = x, w: Any = weight, g: Any = gradient) -> Any:
-                y = autograd.spmm(graph, x, w)
-                return y.detach(), *torch.autograd.grad(y, (x, w), g)
-
+            forward = partial(autograd.spmm, graph, x, weight)
+            both = partial(_harness.with_gradients, forward, (x, weight), gradient)
             results = both()  # builds the transpose, compiles
             error = _oracle.spmm_error(A, X, _baselines.as_cupy(results[0]))
             row = {"case": f"{name} {feat}"} | _oracle.rounded(error, A.dtype)
@@ -176,8 +170,7 @@ def by_order(options: argparse.Namespace) -> Iterator[Row]:
 
 def aggregate(options: argparse.Namespace) -> Iterator[Row]:
     """Yield both gradients in one pass beside cuSPARSE's SpMM and SDDMM, whose times add up."""
-    for name, source in _graphs.chosen(options, _graphs.TABLE):
-        graph = _graphs.load(source, device=options.device)
+    for name, graph in _graphs.loaded(options, _graphs.TABLE):
         A = _graphs.weighted(graph)
         B, T = A.tocsc().T, transpose(A)
         for feat in options.widths or (BOTH_WIDTHS if options.cuda else (32,)):
@@ -203,7 +196,9 @@ def _gradients(
     return row | {"over_both": (row["spmm_ms"] + row["sddmm_ms"]) / row["ms"]}
 
 
-def _of(dtype: str, widths: tuple[int, ...]) -> dict[str, Any]:
+def of_dtype(dtype: str, widths: tuple[int, ...]) -> dict[str, Any]:
+    """Return what a limit needs to choose rows of a dtype, of these widths."""
+
     def counts(row: Row) -> bool:
         return row["dtype"] == dtype and row["feat"] in widths
 
@@ -211,10 +206,10 @@ def _of(dtype: str, widths: tuple[int, ...]) -> dict[str, Any]:
 
 
 TABLE = (
-    *both("over_cusparse", 1.35, 1.0, **_of("float32", WIDE)),
-    *both("over_cusparse", 1.4, **_of("float32", (16, 32))),
-    *(one for dtype in DTYPES[1:] for one in both("over_cusparse", 2.0, **_of(dtype, WIDE))),
-    *(one for dtype in DTYPES[1:] for one in both("over_float32", 2.2, **_of(dtype, WIDE))),
+    *both("over_cusparse", 1.35, 1.0, **of_dtype("float32", WIDE)),
+    *both("over_cusparse", 1.4, **of_dtype("float32", (16, 32))),
+    *(one for dtype in DTYPES[1:] for one in both("over_cusparse", 2.0, **of_dtype(dtype, WIDE))),
+    *(one for dtype in DTYPES[1:] for one in both("over_float32", 2.2, **of_dtype(dtype, WIDE))),
     Limit(
         "error", most=lambda row: _oracle.LIMITS[row["dtype"]], by=("dtype",), on=("cuda", "cpu")
     ),

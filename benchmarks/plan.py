@@ -72,16 +72,14 @@ RIGHT = 1e-3  #: largest error, of a result's norm
 def grid(models: tuple[str, ...], options: argparse.Namespace) -> Iterator[Row]:
     """Yield every cell that fits into memory."""
     warm_up(options.models or models, options.device)
-    for name, source in _graphs.chosen(options, GRAPHS, cpu=CPU_GRAPHS):
-        A = _graphs.load(source, device=options.device)
+    for name, A in _graphs.loaded(options, GRAPHS, cpu=CPU_GRAPHS):
         yield from cells(name, A, A, models, options)
 
 
 def samples(options: argparse.Namespace) -> Iterator[Row]:
     """Yield every cell of graphs of at most so many entries a row, planned for another sample."""
     warm_up(options.models or GRID, options.device)
-    for name, source in _graphs.chosen(options, SAMPLED, cpu=CPU_GRAPHS[1:2]):
-        A = _graphs.load(source, device=options.device)
+    for name, A in _graphs.loaded(options, SAMPLED, cpu=CPU_GRAPHS[1:2]):
         for most in MOST[:1] if options.quick else MOST:
             first, second = (ops.sample(A, most, seed=seed) for seed in (0, 1))
             yield from cells(f"{name}/{most}", first, second, GRID, options)
@@ -129,7 +127,8 @@ class Cell:
     def measured(self, *, quick: bool) -> Row:
         """Choose, then time everything in turn."""
         own = self._step(lambda: self.plain(self.x, self.second))
-        step_s = statistics.median(_seconds(own) for _ in range(5))
+        cuda = self.x.is_cuda
+        step_s = statistics.median(_harness.wall_ms(own, cuda=cuda) for _ in range(5)) / 1e3
         self.compile()
         planner._verdicts.cache_clear()
         start = time.perf_counter()
@@ -142,7 +141,7 @@ class Cell:
         errors = [_oracle.norm_error(call(), expected) for call in calls.values()]
         row = _oracle.judged(max(errors), RIGHT)
         functions = [own, *calls.values()]
-        times, row["runs"] = _harness.paced(functions, cuda=self.x.is_cuda, quick=quick)
+        times, row["runs"] = _harness.paced(functions, cuda=cuda, quick=quick)
         by_tree = dict(zip(calls, times[1:], strict=True))
         row["chosen"] = text_of(plan.chosen.tree)
         ms = times[0] if plan.chosen.tree == plan.own else by_tree[row["chosen"]]
@@ -185,10 +184,6 @@ class Cell:
             return [y.detach(), *torch.autograd.grad(y, sources, torch.ones_like(y))]
 
         return step
-
-
-def _seconds(call: Call) -> float:
-    return _harness.wall_ms(call, cuda=torch.cuda.is_available()) / 1e3
 
 
 # Orders of vertices
@@ -258,8 +253,7 @@ def step_of(model: Module, x: Tensor, graph: Graph, labels: Tensor) -> list[Any]
 
 def epochs(options: argparse.Namespace) -> Iterator[Row]:
     """Yield epochs of GraphSAGE as ``optimize`` makes them, and of the layers as they are."""
-    for name, source in _graphs.chosen(options, ("products", "reddit"), cpu=("flickr",)):
-        A = _graphs.load(source, device=options.device)
+    for name, A in _graphs.loaded(options, ("products", "reddit"), cpu=("flickr",)):
         graph = Graph(A)
         x = _baselines.tensor(_graphs.normal(A.indptr, (A.n_rows, FEATURES)))
         labels = torch.arange(A.n_rows, device=x.device) % CLASSES

@@ -14,6 +14,7 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from sparsefmt import CSR, SGT
@@ -24,7 +25,7 @@ from sparsefmt.ops.tiles.kernels import MMA_TILE
 from . import _baselines, _graphs, _harness, _oracle
 from ._harness import Call
 from ._table import Benchmark, Limit, Row, Section, both, some_of
-from .matmul import WIDE, Operands
+from .matmul import WIDE, Operands, of_dtype
 
 #: What features and values are stored in.
 STORAGE = {"tf32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
@@ -64,23 +65,16 @@ def share_of(tiles: SGT, op: str, dtype: str, feat: int, *, weighted: bool = Fal
     return 0.0 if costs is None else tiles.split(costs).share
 
 
-def table(
-    graphs: tuple[str, ...],
-    widths: tuple[int, ...],
-    dtypes: tuple[str, ...],
-    kinds: tuple[bool, ...],
-    options: argparse.Namespace,
-) -> Iterator[Row]:
+def table(options: argparse.Namespace) -> Iterator[Row]:
     """Yield every graph, width, dtype and kind: ours beside theirs and our CSR."""
-    for name, source in _graphs.chosen(options, graphs):
-        graph = _graphs.load(source, device=options.device)
+    for name, graph in _graphs.loaded(options, _graphs.TABLE):
         tiles = graph.tosgt(MMA_TILE)
-        for feat in options.widths or (widths[:1] if options.quick else widths):
-            for dtype in options.dtypes or dtypes:
+        for feat in options.widths or (WIDE[:1] if options.quick else WIDE):
+            for dtype in options.dtypes or STORAGE:
                 ours = Operands.of(graph, feat, STORAGE[dtype])
                 half = "float16" if options.cuda else "float32"  # torch.sparse has no half
                 theirs = ours if dtype == "tf32" else Operands.of(graph, feat, half)
-                for weighted in kinds:
+                for weighted in (True, False):
                     case = f"{name} {feat} {dtype}" + " unweighted" * (not weighted)
                     row: Row = {"case": case, "graph": name, "feat": feat, "dtype": dtype}
                     row["kind"] = "weighted" if weighted else "unweighted"
@@ -101,10 +95,8 @@ def _cell(
     row = csr.checked()
     if "wrong" in row:
         return {"wrong": f"spmm(CSR): {row['wrong']}"}
-    row["error"] = csr.checked(ours)["error"]
-    row |= _oracle.refused(
-        _oracle.over(row["error"], limit_of(dtype, facts["share"], weighted=weighted))
-    )
+    limit = limit_of(dtype, facts["share"], weighted=weighted)
+    row = _oracle.judged(csr.checked(ours)["error"], limit)
     if "wrong" in row:
         return row
     row["algorithm"], product = theirs
@@ -116,8 +108,7 @@ def _cell(
 
 def sddmm_rows(options: argparse.Namespace) -> Iterator[Row]:
     """Yield every graph, width and dtype; cuSPARSE in float32."""
-    for name, source in _graphs.chosen(options, _graphs.TABLE):
-        A = _graphs.load(source, device=options.device)
+    for name, A in _graphs.loaded(options, _graphs.TABLE):
         tiles = A.tosgt(MMA_TILE)
         for feat in options.widths or (32, 128):
             for dtype in options.dtypes or ("tf32", "float16"):
@@ -151,18 +142,16 @@ def _is_wide(row: Row) -> bool:
     return row["feat"] in WIDE
 
 
-def _limits(dtype: str, mean: float, worst: float | None) -> Iterator[Limit]:
-    def where(row: Row) -> bool:
-        return row["dtype"] == dtype and _is_wide(row)
-
-    yield from both("over_cusparse", mean, worst, where=where, by=("dtype",), label="wide")
-
-
 SECTIONS = {
     "table": Section(
-        partial(table, _graphs.TABLE, WIDE, tuple(STORAGE), (True, False)),
+        table,
         (
-            *(one for dtype, least in OVER_CUSPARSE.items() for one in _limits(dtype, *least)),
+            *chain(
+                *(
+                    both("over_cusparse", *least, **of_dtype(dtype, WIDE))
+                    for dtype, least in OVER_CUSPARSE.items()
+                )
+            ),
             *both("over_csr", None, OVER_CSR, by=("dtype",), where=_is_wide),
             Limit("over_cusparse", "mean", by=("dtype", "kind")),
             Limit("over_csr", "mean", by=("dtype", "kind")),

@@ -281,8 +281,7 @@ def rows(name: str, options: argparse.Namespace) -> Iterator[Row]:
     """Yield every model of a paper on every graph."""
     for system in SYSTEMS[name]:
         cpu = () if system.real else ("cpu",)
-        for graph, source in _graphs.chosen(options, system.graphs, cpu=cpu, real=system.real):
-            A = _graphs.load(source, device=options.device)
+        for graph, A in _graphs.loaded(options, system.graphs, cpu=cpu, real=system.real):
             feat = _graphs.FEATURES.get(graph, _graphs.OTHER_FEATURES)
             row: Row = {"case": f"{system.name} {graph}", "model": system.name}
             row["over"] = system.over.get(graph)

@@ -18,7 +18,6 @@ The sections are
 
 import argparse
 import sys
-from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -78,10 +77,7 @@ def _keep(
     return keep(BENCHMARK, section, rows, judge, cuda=options.cuda, folder=options.out)
 
 
-def _of_processes(options: argparse.Namespace) -> Iterator[Row]:
-    raise NotImplementedError("rows come of several processes: see work")
-
-
-SECTIONS = {name: Section(_of_processes, only="cuda" * (name == "large")) for name in NAMES}
+#: Their rows come of several processes: see ``work``.
+SECTIONS = {name: Section(lambda _: iter(()), only="cuda" * (name == "large")) for name in NAMES}
 BENCHMARK = Benchmark("distributed", __doc__, SECTIONS, {"ranks": numbers})
 BENCHMARKS = {"distributed": main}

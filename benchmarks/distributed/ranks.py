@@ -24,6 +24,8 @@ from torch import Tensor
 
 from sparsefmt.distributed import halo
 
+from .._baselines import use_threads
+
 TIMEOUT = timedelta(minutes=8)
 
 
@@ -79,11 +81,7 @@ def _serve(rank: int, folder: str, work: Work, options: argparse.Namespace) -> N
         torch.cuda.set_device(rank)
         cupy.cuda.Device(rank).use()
     else:
-        import numba
-
-        count = max(options.threads // max(options.ranks), 1)
-        torch.set_num_threads(count)
-        numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
+        use_threads(max(options.threads // max(options.ranks), 1))
     store = f"file://{folder}/store"
     sizes = {"rank": rank, "world_size": max(options.ranks), "timeout": TIMEOUT}
     dist.init_process_group("gloo", init_method=store, **sizes)

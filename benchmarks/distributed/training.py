@@ -135,11 +135,7 @@ def _hidden(row: Row) -> float | None:
 STEPS = (
     Limit("over_plain", "each", most=ALONE),
     Limit("speed_up", "each", least=_least, where=lambda row: row["ranks"] > 1),
-    Limit(
-        "hidden",
-        "each",
-        least=lambda row: HIDDEN_SHARE if row["ranks"] == 2 and _least(row) else None,
-    ),
+    Limit("hidden", "each", least=_hidden),
     Limit("off", "each", most=PREDICTED, where=_is_predicted),
 )
 EXCHANGE = (

@@ -15,7 +15,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from sparsefmt import Graph, autograd, ops
+from sparsefmt.autograd.tensors.prepare import tensors_of
 from sparsefmt.formats.arrays import namespace
 
 from .. import _baselines, _graphs, _harness, _oracle
@@ -44,7 +47,7 @@ def host(options: argparse.Namespace) -> Iterator[Row]:
             us, additions = host_us(call, addition, cuda=cuda, quick=options.quick)
             row: Row = {"case": prefix + case, "us": us, "additions": additions}
             if case in errors:
-                row |= {"error": errors[case]} | _oracle.refused(_oracle.over(errors[case], 1e-5))
+                row |= _oracle.judged(errors[case], 1e-5)
             yield row
         for case, (call, inputs) in cases.forwards().items() if cuda else ():
             yield {"case": f"{prefix}{case}, captured"} | replayed(call, inputs)
@@ -84,10 +87,6 @@ class Cases:
 
     def calls(self) -> dict[str, Call]:
         """Return all that is timed: torch's own, forward, forward and backward, the array ops."""
-        import torch
-
-        from sparsefmt.autograd.tensors.prepare import tensors_of
-
         graph = self.graph
         x, y, weight, s = (
             t.clone().requires_grad_() for t in (self.x, self.y, self.weight, self.scores)
@@ -105,16 +104,13 @@ class Cases:
             "spmm, library op": lambda: torch.ops.sparsefmt.spmm.default(*arrays, *args),
         }
         calls |= {f"{name}, forward": call for name, (call, _) in self.forwards().items()}
-        return (
-            calls
-            | self.of_arrays()
-            | {
-                "maxk_aggregate": lambda: autograd.maxk_aggregate(graph, self.x, KEPT),
-                "spmm, both": both(lambda: autograd.spmm(graph, x, weight), x, weight),
-                "sddmm, both": both(lambda: autograd.sddmm(graph, x, y), x, y),
-                "edge_softmax, both": both(lambda: autograd.edge_softmax(graph, s), s),
-            }
-        )
+        return calls | {
+            **self.of_arrays(),
+            "maxk_aggregate": lambda: autograd.maxk_aggregate(graph, self.x, KEPT),
+            "spmm, both": both(lambda: autograd.spmm(graph, x, weight), x, weight),
+            "sddmm, both": both(lambda: autograd.sddmm(graph, x, y), x, y),
+            "edge_softmax, both": both(lambda: autograd.edge_softmax(graph, s), s),
+        }
 
     def of_arrays(self) -> dict[str, Call]:
         """Return the operations on arrays, and the array library's own addition."""
@@ -165,8 +161,6 @@ def _batch_us(call: Call, calls: int, *, cuda: bool) -> float:
 
 def replayed(call: Call, inputs: list[Any]) -> dict[str, Any]:
     """Capture the call, replay it with other inputs each time, compare with a call outside."""
-    import torch
-
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
