@@ -23,6 +23,7 @@ from ...formats.arrays import Array, allocating, namespace, on_device_of, out_of
 from ...formats.base import Format
 from ...formats.compressed import CSR
 from ...formats.convert import numbered_csr
+from ...formats.sgt import SGT
 from . import table
 from .jit import ITEMSIZE, filling
 from .memory import Memory, memories, memory_of
@@ -340,7 +341,7 @@ def convert_to_csr(op: str) -> Kernel:
     """Make the last kernel of an operation on CSR, which converts other formats."""
 
     def run_on_csr(A: Format, *args: Any, **options: Any) -> Any:
-        row, (B, perm) = table.find(op), numbered_csr(A)
+        row, (B, perm) = table.find(op), _csr_of(A)
         names = row.names[: len(args)]
         if "values" in options:
             options["values"] = B.data
@@ -350,12 +351,19 @@ def convert_to_csr(op: str) -> Kernel:
             return call(row, B, *args, **options)
         return _run_in_own_order(row, B, perm, args, options)
 
-    note = "converts to CSR at each call: keep A.tocsr(), or a Graph"
+    note = "converts to CSR at each call, an SGT once: keep A.tocsr(), or a Graph"
     against = ["A is CSR already"]
     return Kernel(
         f"{op}_through_csr", run_on_csr,
         refuses=lambda A, *_, **__: against if A.format == "csr" else [], note=note,
     )  # fmt: skip
+
+
+def _csr_of(A: Format) -> tuple[CSR, Array | None]:
+    """Return a matrix as CSR, and the permutation of its entries, or None; an SGT keeps its CSR."""
+    if isinstance(A, SGT):
+        return A._structure().with_data(A.data), None
+    return numbered_csr(A)
 
 
 def _run_in_own_order(

@@ -14,7 +14,7 @@ from ...formats.base import Format
 from ...formats.sgt import SGT
 from ..engine.bind import TF32
 from ..engine.structure import Structure, tiled
-from ..engine.table import Kernel, deferred
+from ..engine.table import Kernel
 from . import cuda, cuda_edges
 from .costs import Costs
 from .operands import OwnTiles, PreparedTiles, costs_of, tiles_of
@@ -24,7 +24,6 @@ from .split import HEIGHTS
 MMA_TILE = (64, 16)
 _NOTE = "float32 sums; what does not pay on tensor cores runs on CUDA cores"
 _ON_STRUCTURE = "on CUDA cores, by the CSR that A was made of"
-_CPU = f"{__package__}.cpu"
 _IS_CSR = ["A is CSR"]  # made once: each call on a CSR is told so
 
 
@@ -33,7 +32,6 @@ def spmm_kernels(on_csr: Callable[..., Any]) -> tuple[Kernel, ...]:
     return (
         Kernel("spmm_sgt_mma", partial(cuda.spmm, on_csr), refuses=against_spmm, note=_NOTE),
         Kernel("spmm_sgt_csr", _on_structure(on_csr), ("sgt",), "gpu", note=_ON_STRUCTURE),
-        Kernel("spmm_sgt_numba", deferred(_CPU, "spmm"), ("sgt",), "cpu", refuses=against_extrema),
     )
 
 
@@ -43,13 +41,7 @@ def sddmm_kernels(on_csr: Callable[..., Any]) -> tuple[Kernel, ...]:
     return (
         Kernel("sddmm_sgt_mma", mma, refuses=against_sddmm, note=_NOTE),
         Kernel("sddmm_sgt_csr", _on_structure(on_csr), ("sgt",), "gpu", note=_ON_STRUCTURE),
-        Kernel("sddmm_sgt_numba", deferred(_CPU, "sddmm"), ("sgt",), "cpu"),
     )
-
-
-def against_extrema(*_: Any, reduce: str = "sum", **__: Any) -> list[str]:
-    """List the reason against a maximum or minimum."""
-    return [] if reduce in ("sum", "mean") else [f"windows of tiles do not take a {reduce}"]
 
 
 def _on_structure(on_csr: Callable[..., Any]) -> Callable[..., Any]:
