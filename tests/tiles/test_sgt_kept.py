@@ -6,12 +6,13 @@ import threading
 
 import numpy as np
 import pytest
-from op_cases import put
+from op_cases import features, put
 from tile_cases import costs, windows
 
 import sparsefmt
 from sparsefmt import ops
 from sparsefmt.ops.tiles.costs import Costs
+from sparsefmt.testing import assert_close, error_bound, spmm_oracle
 
 F32 = np.float32
 TILE = (64, 16)
@@ -145,3 +146,17 @@ def test_a_result_does_not_overwrite_what_a_split_leaves():
         with pytest.raises(sparsefmt.FormatError, match="out overlaps an input"):
             ops.spmm(A, X, out=array[: A.n_rows, None].view(F32))
     assert ops.spmm(A, X, out=np.empty((A.n_rows, 1), F32)).shape == (A.n_rows, 1)
+
+
+def test_tiles_may_be_empty(xp):
+    """A format allows columns that no entry uses, and so whole tiles and windows of them."""
+    order, slots = np.array([1, 0, 2]), np.array([2, 1, 0], np.uint8)
+    columns = np.array([[0, 3], [4, -1], [1, 2], [3, 4], [0, 2], [3, -1]])
+    tile_ptr, window_ptr = np.array([0, 0, 0, 2, 2, 2, 3]), np.array([0, 2, 4, 4, 6])
+    values = np.array([0.5, -2, 3], F32)
+    A = sparsefmt.SGT(
+        window_ptr, columns, tile_ptr, slots, order, values, shape=(7, 5), tile=(2, 2)
+    )
+    X = features(5, 9, F32)
+    result = ops.spmm(put(xp, A), put(xp, X))
+    assert_close(result, spmm_oracle(A, X), bound=error_bound(A, X))
