@@ -44,6 +44,12 @@ def _power_law(rng):
     return (60, 45), row, rng.integers(0, 45, 600)
 
 
+def _shuffled(rng):
+    """A hub and empty rows, repeated entries too: hardly two orders of its entries are alike."""
+    row = np.where(rng.random(160) < 0.2, 4, rng.integers(0, 11, 160) * 2)
+    return (23, 17), row, rng.integers(0, 17, 160)
+
+
 KINDS = {
     "empty": lambda rng: ((4, 3), [], []),
     "no rows": lambda rng: ((0, 3), [], []),
@@ -55,6 +61,7 @@ KINDS = {
     "banded": lambda rng: ((40, 40), np.repeat(np.arange(40), 2), np.arange(80) // 2 * 7 % 40),
     "dense block": lambda rng: ((32, 32), *np.indices((16, 16)).reshape(2, -1)),
     "isolated rows": lambda rng: ((90, 30), rng.integers(0, 9, 50) * 10, rng.integers(0, 30, 50)),
+    "shuffled": _shuffled,
 }
 
 #: Lengths of rows whose ends fall everywhere in windows of 8 rows and 16 entries.

@@ -91,82 +91,38 @@ def some(x, n, *heads):
     return x.view(-1)[: n * (heads[0] if heads else 1)].view(n, *heads)
 
 
-#: Each public function of a graph of 20 vertices and 60 edges, with views of x, (20, 36).
-OF_VIEWS = {
-    "aggregate_with_own": [
-        lambda g, x: autograd.aggregate_with_own(g, x, x[0, :1], some(x, 60)),
-        lambda g, x: autograd.aggregate_with_own(g, x, x[:, :1], k=5, row_scale=x[:, 0]),
-        lambda g, x: autograd.aggregate_with_own(g, x[:, 1:], x[:, 1:2], without=x[:, :1] > 0),
-    ],
-    "dot_aggregate": [
-        lambda g, x: autograd.dot_aggregate(g, by_head(x), by_head(x), None, some(x, 60, 3)),
-        lambda g, x: autograd.dot_aggregate(g, x, x[:, :36], x, some(x, 60, 1)),
-    ],
-    "edge_combine": [
-        lambda g, x: autograd.edge_combine(g, x[:, 1:], x[:, :35], "mul"),
-        lambda g, x: autograd.edge_combine(g, x[:, 1:], x[:, :35], "dot"),
-    ],
-    "edge_softmax": [
-        lambda g, x: autograd.edge_softmax(g, some(x, 60)),
-        lambda g, x: autograd.edge_softmax(g, some(x, 60, 3)),
-    ],
-    "gat_aggregate": [
-        lambda g, x: autograd.gat_aggregate(g, x, x[:, 0], x[:, :1], some(x, 60)),
-        lambda g, x: autograd.gat_aggregate(g, x[:, None], x[:, :1], x[:, 0], some(x, 60, 1)),
-        lambda g, x: autograd.gat_aggregate(g, by_head(x), x[:, :3], x[:, 3:6], some(x, 60, 3)),
-    ],
-    "gat_of_vectors": [
-        lambda g, x: autograd.gat_of_vectors(g, by_head(x), first_row(x), x[:1].view(3, 12)),
-        lambda g, x: autograd.gat_of_vectors(
-            g, by_head(x), by_head(x)[0], by_head(x)[:1], some(x, 60, 3), None, x[1].view(3, 12)
-        ),
-        lambda g, x: autograd.gat_of_vectors(
-            g, x, x[0], x[:1], None, x[:, 0], x[2], self_loops=True
-        ),
-    ],
-    "gatv2_aggregate": [
-        lambda g, x: autograd.gatv2_aggregate(g, by_head(x), by_head(x), first_row(x)),
-        lambda g, x: autograd.gatv2_aggregate(g, by_head(x), by_head(x), x[0].reshape(3, 12)),
-        lambda g, x: autograd.gatv2_aggregate(g, x, x, x[0], some(x, 60, 1)),
-        lambda g, x: autograd.gatv2_aggregate(g, x, x, x[:1], some(x, 60)),
-    ],
-    "gcn_norm": [lambda g, x: autograd.gcn_norm(g, some(x, 60).exp())[1]],
-    "message_aggregate": [
-        lambda g, x: autograd.message_aggregate(g, x[:, 1:9], some(x, 60, 8), message="relu_add"),
-        lambda g, x: autograd.message_aggregate(g, x[:, :8], some(x, 60, 8), reduce="mean"),
-    ],
-    "maxk": [lambda g, x: autograd.maxk(x[:, 1:], 5)],
-    "maxk_aggregate": [
-        lambda g, x: autograd.maxk_aggregate(
-            g, x[:, 1:], 5, some(x, 60), row_scale=x[:, 0], col_scale=x[:, 1]
-        )
-    ],
-    "operands": [lambda g, x: matmul.operands(g, x, some(x, 60), x[:, 0], x[:, 1])[1]],
-    "propagate": [
-        lambda g, x: autograd.propagate(
-            g, x, x[:, 0].detach(), x[:, :1].detach(), without=x[:, 1:2] > 0, bias=x[0]
-        )
-    ],
-    "sampled_aggregate": [
-        lambda g, x: autograd.sampled_aggregate(
-            g, x, 3, some(x, 60), row_scale=x[:, 0], col_scale=x[:, 1]
-        )
-    ],
-    "sddmm": [
-        lambda g, x: autograd.sddmm(g, x[:, 1:], x[:, :35]),
-        lambda g, x: autograd.sddmm(g, by_head(x), by_head(x)),
-    ],
-    "spmm": [
-        lambda g, x: autograd.spmm(g, x[:, 1:], some(x, 60), row_scale=x[:, 0]),
-        lambda g, x: autograd.spmm(g, x, some(x, 60), reduce="max", col_scale=x[:, 0]),
-    ],
+#: Functions of a graph of 20 vertices and 60 edges, whose arguments are views of x, (20, 36).
+VIEWS = {
+    "own number": lambda g, x: autograd.aggregate_with_own(g, x, x[0, :1], some(x, 60)),
+    "own and k": lambda g, x: autograd.aggregate_with_own(g, x, x[:, :1], k=5, row_scale=x[:, 0]),
+    "dot flat": lambda g, x: autograd.dot_aggregate(g, x, x[:, :36], x, some(x, 60, 1)),
+    "gat flat": lambda g, x: autograd.gat_aggregate(g, x, x[:, 0], x[:, :1], some(x, 60)),
+    "gat of one": lambda g, x: autograd.gat_aggregate(
+        g, x[:, None], x[:, :1], x[:, 0], some(x, 60, 1)
+    ),
+    "gat": lambda g, x: autograd.gat_aggregate(g, by_head(x), x[:, :3], x[:, 3:6], some(x, 60, 3)),
+    "vectors": lambda g, x: autograd.gat_of_vectors(
+        g, by_head(x), by_head(x)[0], by_head(x)[:1], some(x, 60, 3), None, x[1].view(3, 12)
+    ),
+    "vectors flat": lambda g, x: autograd.gat_of_vectors(
+        g, x, x[0], x[:1], None, x[:, 0], x[2], self_loops=True
+    ),
+    "gatv2": lambda g, x: autograd.gatv2_aggregate(g, by_head(x), by_head(x), x[0].reshape(3, 12)),
+    "gatv2 flat": lambda g, x: autograd.gatv2_aggregate(g, x, x, x[0], some(x, 60, 1)),
+    "gatv2 of one": lambda g, x: autograd.gatv2_aggregate(g, x, x, x[:1], some(x, 60)),
+    "operands": lambda g, x: matmul.operands(g, x, some(x, 60), x[:, 0], x[:, 1])[1],
+    "maxk": lambda g, x: autograd.maxk_aggregate(
+        g, x[:, 1:], 5, some(x, 60), row_scale=x[:, 0], col_scale=x[:, 1]
+    ),
+    "sample": lambda g, x: autograd.sampled_aggregate(
+        g, x, 3, some(x, 60), row_scale=x[:, 0], col_scale=x[:, 1]
+    ),
+    "sddmm": lambda g, x: autograd.sddmm(g, by_head(x), by_head(x)),
+    "spmm": lambda g, x: autograd.spmm(g, x[:, 1:], some(x, 60), row_scale=x[:, 0]),
+    "max": lambda g, x: autograd.spmm(g, x, some(x, 60), reduce="max", col_scale=x[:, 0]),
 }
-#: Public names that take no tensor to compute with.
-OTHERS = {"as_graph", "prepare", "relational_aggregate"}  # the last breaks the graph
-
-
-def test_every_function_is_tried_with_views():
-    assert {*OF_VIEWS} | OTHERS == {*autograd.__all__, "operands"}
+#: Calls at every commit, one for each path; all functions compile in ``tests/laws``.
+PATHS = {"gat flat", "operands", "maxk"}
 
 
 def graph_of_sixty(device):
@@ -176,24 +132,20 @@ def graph_of_sixty(device):
     return graph
 
 
-#: Calls of one function meet the same code: the first of each at every commit.
-VIEWS = [
-    pytest.param(function, id=f"{name}-{number}", marks=[pytest.mark.grid] * (number > 0))
-    for name, functions in OF_VIEWS.items()
-    for number, function in enumerate(functions)
-]
-
-
-@pytest.mark.parametrize("function", VIEWS)
-def test_views_compile_with_symbolic_sizes(device, function):
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.grid] * (name not in PATHS)) for name in VIEWS],
+)
+def test_views_compile_with_symbolic_sizes(device, name):
     """Some of whose sizes become numbers while it is traced, and others stay symbols.
 
     In float64: compiled code adds gradients up in another order, which float32 tells by 1e-4.
     """
-    graph, x = graph_of_sixty(device), torch.randn(20, 36, dtype=torch.float64, device=device)
+    graph, function = graph_of_sixty(device), VIEWS[name]
+    x = torch.randn(20, 36, dtype=torch.float64, device=device)
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
-    found = gradients(lambda x: compiled(graph, x), x)
-    assert_same(found, gradients(lambda x: function(graph, x), x))
+    steps = [gradients(lambda x, run=run: run(graph, x), x) for run in (compiled, function)]
+    assert_same(*steps)
 
 
 def test_values_of_edges_of_a_transposed_graph_compile_in_the_users_order(device):
@@ -207,22 +159,25 @@ def test_values_of_edges_of_a_transposed_graph_compile_in_the_users_order(device
     assert_same(gradients(compiled, x), gradients(function, x))
 
 
+UNFIT = {
+    "vector": lambda g, x: autograd.gatv2_aggregate(g, by_head(x), by_head(x), x[0].view(2, 18)),
+    "scores": lambda g, x: autograd.gat_aggregate(g, by_head(x), x[:, :2], x[:, :3]),
+    "rows": lambda g, x: autograd.spmm(g, x[1:], some(x, 60)),
+    "values": lambda g, x: autograd.spmm(g, x, some(x, 59)),
+}
+
+
 @pytest.mark.parametrize(
-    "function",
-    [
-        lambda g, x: autograd.gatv2_aggregate(g, by_head(x), by_head(x), x[0].view(2, 18)),
-        lambda g, x: autograd.gat_aggregate(g, by_head(x), x[:, :2], x[:, :3]),
-        lambda g, x: autograd.spmm(g, x[1:], some(x, 60)),
-        lambda g, x: autograd.spmm(g, x, some(x, 59)),
-    ],
+    "name",
+    [pytest.param(name, marks=[pytest.mark.grid] * (name != "values")) for name in UNFIT],
 )
-def test_what_does_not_fit_is_refused_with_symbolic_sizes(function):
-    graph, x = graph_of_sixty("cpu"), torch.randn(20, 36)
+def test_what_does_not_fit_is_refused_with_symbolic_sizes(name):
+    graph, x, function = graph_of_sixty("cpu"), torch.randn(20, 36), UNFIT[name]
     with pytest.raises(ShapeError) as eager:
         function(graph, x)
-    with pytest.raises(ShapeError) as found:
+    with pytest.raises(ShapeError) as traced:
         torch.compile(function, backend="aot_eager", dynamic=True)(graph, x)
-    assert str(found.value) == str(eager.value)
+    assert str(traced.value) == str(eager.value)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

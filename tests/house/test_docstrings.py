@@ -6,6 +6,9 @@ from importlib import import_module
 from typing import Unpack, get_args, get_origin, get_type_hints
 
 import pytest
+
+pytest.importorskip("numpydoc")
+
 from numpydoc.docscrape import get_doc_object
 from numpydoc.validate import Validator, validate
 

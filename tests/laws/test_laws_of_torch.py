@@ -29,14 +29,21 @@ every_row = pytest.mark.parametrize("row", LIBRARY)
 MAKES_GRAPHS = {"gcn_norm with loops", "relational_aggregate mean", "relational_aggregate sum"}
 #: One call of each function; the others trace the same code with other options.
 FIRST = {call.name.split()[0]: call for call in reversed(CALLS) if call.name not in MAKES_GRAPHS}
-traced_calls = pytest.mark.parametrize(
-    "call",
-    [
-        pytest.param(call, marks=() if call in FIRST.values() else pytest.mark.grid, id=str(call))
-        for call in CALLS
-        if call.name not in MAKES_GRAPHS
-    ],
-)
+#: Functions that tracers follow along different paths.
+PATHS = {"spmm", "gat_aggregate", "maxk_aggregate", "sampled_aggregate", "aggregate_with_own"}
+
+
+def traced(*names):
+    """Parametrise by the calls that are traced, but for the first of these functions in the grid."""
+    often = [FIRST[name] for name in names]
+    return pytest.mark.parametrize(
+        "call",
+        [
+            pytest.param(call, marks=[pytest.mark.grid] * (call not in often), id=str(call))
+            for call in CALLS
+            if call.name not in MAKES_GRAPHS
+        ],
+    )
 
 
 @pytest.fixture
@@ -155,9 +162,10 @@ def test_leaves_of_a_tracer_have_shapes(call):
     assert all(one.grad.shape == one.shape for one in call.wanted(args))
 
 
+@pytest.mark.covering("call", "dynamic", one_in=2)
 @pytest.mark.usefixtures("forget_what_was_compiled")
 @pytest.mark.parametrize("dynamic", [None, True])
-@traced_calls
+@traced(*FIRST)
 def test_it_compiles_as_one_graph(device, call, dynamic):
     """Of a graph that it closes over and that was not prepared, with views as arguments."""
     graph = graph_of(call, 9, 6, 40, device=device)
@@ -178,7 +186,7 @@ def test_it_compiles_as_one_graph(device, call, dynamic):
 
 
 @pytest.mark.usefixtures("forget_what_was_compiled")
-@traced_calls
+@traced(*PATHS)
 def test_prepared_graphs_share_one_compilation(device, call):
     """The second graph makes sizes symbolic; from there on nothing is compiled again."""
     counter = CompileCounterWithBackend("aot_eager")
@@ -227,7 +235,7 @@ def test_transforms_are_refused_with_what_to_do_instead(device, call, transform,
                 TRANSFORMS[transform](lambda v, n=name: call.run(graph, {**args, n: v}), value)
 
 
-@pytest.mark.covering("call", "transform", one_in=3)
+@pytest.mark.covering("call", "transform", one_in=len(FIRST))  # one call of each transform
 @pytest.mark.usefixtures("forget_what_was_compiled")
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("call", FIRST.values(), ids=str)
