@@ -51,13 +51,24 @@ def why_no_gpu() -> str:
     return ""
 
 
-#: Files that take longest, which begin first: at the end a worker would run one of them alone.
+#: The file that runs every loop, and so compiles it for all others; it begins first.
+COMPILES = "laws/test_laws_of_operations.py"
+#: Files that take longest, which begin before others: at the end a worker would run one alone.
 LONGEST = (
-    *("laws/test_laws_of_operations.py", "laws/test_laws_of_torch.py"),
+    *("laws/test_laws_of_torch.py", "laws/test_laws_of_autograd.py", "engine/test_kernels.py"),
     *("distributed/test_train_processes.py", "autograd/test_autograd_compile.py"),
-    *("engine/test_order_of_entries.py", "engine/test_kernels.py"),
-    *("tiles/test_tiles.py", "tools/test_testing.py"),
+    "tools/test_testing.py",
 )
+
+
+def _order(item: pytest.Item) -> tuple[bool, ...]:
+    """Return the key to sort tests by: the rooms of compiled loops wait for the file above."""
+    path = item.path.as_posix()
+    return (
+        not path.endswith(COMPILES),
+        item.path.parent.name in _COMPILED,
+        not path.endswith(LONGEST),
+    )
 
 
 def _is_compiled(item: pytest.Item) -> bool:
@@ -69,7 +80,7 @@ def _is_compiled(item: pytest.Item) -> bool:
 def _rare(item: pytest.Item) -> set[str]:
     """Find the dtypes among the parameters for which `make test` compiles no loop of its own."""
     values = item.callspec.params.values() if hasattr(item, "callspec") else ()
-    names = {getattr(value, "__name__", value) for value in values if isinstance(value, type | str)}
+    names = {getattr(value, "__name__", str(value)).removeprefix("torch.") for value in values}
     return names & {"float64", "int64"}
 
 
@@ -82,7 +93,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     where another parameter has three or more.  Nor are loops of operations compiled for float64
     and int64 at a time: 50 loops, 2 s each.
     """
-    items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
+    items.sort(key=_order)
     numbers: dict[tuple[str, str], dict[str, int]] = {}
     for item in items:
         if _is_compiled(item) and _rare(item) == {"float64", "int64"}:

@@ -290,7 +290,8 @@ def test_numbers_of_vertices_do_not_matter(xp, case):
     rng = np.random.default_rng(5)
     places = {"rows": rng.permutation(A.n_rows), "cols": rng.permutation(A.n_cols)}
     back = {axis: np.argsort(place) for axis, place in places.items()}
-    moved_to = type(A)(back["rows"][A.row], back["cols"][A.col], A.data, shape=A.shape)
+    row = back["rows"][A.row].astype(A.row.dtype)
+    moved_to = type(A)(row, back["cols"][A.col].astype(row.dtype), A.data, shape=A.shape)
     named = {n: v[places[case.shapes[n][0]]] if case.shapes[n][0] in places else v
              for n, v in args.items()}  # fmt: skip
     check(xp, case, moved_to, named)
