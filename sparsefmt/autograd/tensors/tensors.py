@@ -26,10 +26,10 @@ _CALLS_UNTIL_EXACT = 12
 class GraphTensors(TensorStore):
     """The tensors of a graph: its rows, its edge values and, once they are read, its columns.
 
-    ``csr_values`` are edge values in CSR order; ``order[e]`` is the place of the e-th of them in the
-    user's order, as ``Graph.csr_perm``, None if both orders are the same.  ``pending`` are reports
-    of builds that were not seen done.  ``source`` is the ``GraphBuilt`` of the graph, and True for
-    the tensors of its transpose; None if all is given, as by a tracer: then nothing is built.
+    ``csr_values`` are edge values in CSR order; ``order[e]`` is the place of the e-th of them in
+    the user's order, as ``Graph.csr_perm``, None if the orders are the same.  ``pending`` are
+    reports of builds that were not seen done.  ``source`` is the ``GraphBuilt`` of the graph, and
+    True for the tensors of its transpose; None if all is given, as by a tracer: nothing is built.
     """
 
     order: Tensor | None
