@@ -43,7 +43,7 @@ _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tenso
 
 @dataclass
 class Traffic:
-    """Counts of what a rank has sent: ``exchanges`` link, and their ``nbytes``."""
+    """Counts of what a rank has sent: ``exchanges`` begun, and their ``nbytes``."""
 
     exchanges: int = 0
     nbytes: int = 0

@@ -143,10 +143,11 @@ class Op:
     candidates: dict[tuple[str, bool], tuple[Kernel, ...]] = field(init=False, repr=False)
     names: tuple[str, ...] = field(init=False, repr=False)  #: of the arguments behind structures
     named: dict[str, Arg] = field(init=False, repr=False)  #: arguments by all their names
-    #: Of an operation whose launches are prepared, see ``call.Launcher``: numbers of a structure
-    #: that they depend on.  None: its kernels are chosen anew for each call.
+    #: ``sizes`` of its first ``call.Launcher``: what prepared launches depend on.  None if it has
+    #: no launcher: nothing is prepared on a GPU, and each call chooses a kernel anew.
     sizes: Callable[..., Any] | None = field(init=False, repr=False)
-    structure: Callable[..., Any] | None = field(init=False, repr=False)  #: likewise
+    #: ``structure`` of that launcher; its other launchers have the same.
+    structure: Callable[..., Any] | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Look up arguments by name, sort the kernels, and announce the operation."""
