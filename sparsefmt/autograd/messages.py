@@ -15,13 +15,12 @@ from ..errors import ShapeError
 from ..ops.engine.bind import bind, word
 from ..ops.engine.table import Arg
 from ..ops.messages import api
-from .edges import SDDMM, dot_products
 from .engine import library
 from .engine.checks import TENSORS
 from .engine.library import LibraryOp
 from .engine.memory import sums_dtype
 from .engine.recording import Ctx, recorded, taped
-from .matmul import multiply
+from .matmul import SDDMM, dot_products, multiply
 from .tensors.order import in_own_order
 from .tensors.prepare import GraphLike, tensors_of
 from .tensors.tensors import GraphTensors

@@ -177,10 +177,9 @@ class ReceivedRows:
     """The rows received for the last few tensors without a gradient.
 
     A tensor is known by the memory that it views and by ``state_of``: its version and address.  All
-    ranks must remember the same, or one would wait for rows that no other sends: so they write to
-    their tensors alike, and what is forgotten depends on the order of calls, never on when memory
-    is freed.  If ``some_empty``, a rank has no vertices and cannot tell views of one tensor apart:
-    then no rank remembers views.
+    ranks must remember the same, or some would wait for ever: so they write to their tensors alike,
+    and forget by the order of calls, never by when memory is freed.  If ``some_empty``, a rank has
+    no vertices and cannot tell views of one tensor apart: then no rank remembers views.
     """
 
     def __init__(self, some_empty: bool) -> None:

@@ -67,7 +67,7 @@ class ModelPlan:
     def layers(self) -> dict[str, Plan]:
         """Return the latest plan of each planned layer, by its name.
 
-        The latest of those for training, or for inference, as was asked for, if there is one.
+        That for training, or for inference, as was asked for, if there is one.
         """
         result = {}
         for name, composition in self.compositions.items():
@@ -202,9 +202,8 @@ def optimize(
     with edge weights, sampled neighbours or MaxK, under autocast, transforms and ``torch.compile``,
     and in the capture of a CUDA graph if not planned before.  On a DistGraph layers are planned, by
     predictions in every mode and by the constants of the first rank; the order of vertices, tiles
-    and captures stay.  The model runs once with ``x``, and more often where it is timed, with its
-    hooks and those of its parameters; what it writes to itself and draws is put back.
-    An error leaves the model as it was.
+    and captures stay.  The model runs with ``x``, once or as often as it is timed, with its hooks;
+    what it writes to itself and draws is put back.  An error leaves the model as it was.
 
     What is written through NumPy or in place through ``x.data``, or on a GPU through a GINConv's
     ``eps.data``, is not seen, since torch counts no version of it: write to the tensor itself.

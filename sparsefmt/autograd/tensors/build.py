@@ -78,9 +78,8 @@ class BuiltArrays:
     def reported_structure(self) -> Structure:
         """Return the structure: exact if anybody has asked for that, else for the most blocks.
 
-        Launches for the most blocks fit all graphs of about this size, so they are prepared once
-        for all.  Once the build has reported that no row is cut between blocks, they need not add
-        up parts of rows.
+        Launches for the most blocks are prepared once for all graphs of about this size.  They add
+        up parts of rows, unless the build has reported that no row is cut between blocks.
         """
         if "exact" in self.__dict__:
             return self.exact

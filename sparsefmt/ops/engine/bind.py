@@ -39,9 +39,8 @@ Named = tuple[str, Any]
 def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
     """Check the matrix and the arguments of a call; return them, as arrays, in the caller's order.
 
-    The arguments come by their names in the user's function, which ``op.named`` maps to those of
-    the row.  An argument follows the one that it is ``like``.  An optional None stays None, but
-    values of entries, if ``stored``, become those of the matrix itself.
+    Arguments come by their names in the user's function, see ``op.named``, each behind the one that
+    it is ``like``.  An optional None stays None, but if ``stored`` becomes values of the matrix.
     """
     library: Any = ARRAYS
     if isinstance(A, Format):
@@ -274,7 +273,7 @@ class Arrays:
 
     def scores(self, name: str, x: Any, arg: Arg, A: Any, size: int, like: Named | None) -> str:
         """Return what is wrong with the shape of scores; one head may have an axis or none."""
-        each, shape = _OF_SCORES[arg.rows], tuple(x.shape)
+        each, shape = _ENDS[arg.rows], tuple(x.shape)
         if like is None and x.ndim not in (1, 2):
             return f"has shape {shape}: give ({size},) or ({size}, heads), one score per {each}"
         heads = shape[1:] if like is None else tuple(like[1].shape[arg.trailing])
@@ -311,12 +310,7 @@ def register_library(graph: type, library: Arrays) -> None:
 
 _AXES: dict[Any, str] = {"rows": "row", "cols": "column"}
 #: What scores belong to.
-_OF_SCORES: dict[Any, str] = {
-    "rows": "target",
-    "cols": "source",
-    "entries": "stored entry",
-    "vertices": "vertex",
-}
+_ENDS: Any = {"rows": "target", "cols": "source", "entries": "stored entry", "vertices": "vertex"}
 
 
 def _balanced(name: str, S: object, A: Format, size: int, like: Named | None) -> CBSR:
@@ -418,10 +412,7 @@ def _check_output(out: Any, shape: tuple[int, ...], like: Array) -> None:
 
 
 def _bounds_of(A: Format) -> tuple[tuple[int, int], ...]:
-    """Return the bounds of the arrays of ``A``, and of those built for an SGT, which share memory.
-
-    Those of ``A`` itself are computed once, and anew for other values.
-    """
+    """Return the bounds of the arrays of ``A``, and of those built for an SGT; cached."""
     cached: tuple[Array | None, tuple[tuple[int, int], ...]] | None = A.__dict__.get("_bounds")
     if cached is None or cached[0] is not A.data:
         cached = A.data, tuple(map(_bounds, A._arrays().values()))

@@ -246,13 +246,10 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
 
 
 def _keep(decided: dict[Any, Any], case: tuple[Any, ...], prepared: Any) -> None:
-    """Keep what was prepared for a case, if later calls may launch the same.
-
-    When there are too many cases all go, also for structures that share them.
-    """
+    """Keep what was prepared for a case, if later calls may launch the same."""
     if getattr(prepared, "lasts", True):
         if len(decided) >= MAX_CASES:
-            decided.clear()
+            decided.clear()  # for all structures that share it
         decided[case] = prepared
 
 
@@ -291,10 +288,7 @@ def _prepare(
     launcher: Launcher, S: Structure, T: Structure | None, m: Memory, args: tuple[Any, ...],
     options: dict[str, Any],
 ) -> Any:  # fmt: skip
-    """Prepare the launches of a case, with places in the list of values that ``call`` fills.
-
-    The list is in the order of ``every``, then constants, then parts.
-    """
+    """Prepare the launches of a case, with places in ``call``'s values: every, constants, parts."""
     names = *launcher.arguments[: len(args)], *options
     arrays = *args, *options.values()
     if launcher.in_place is not None:
