@@ -15,13 +15,13 @@ from ..errors import ShapeError
 from ..ops.engine.bind import bind, word
 from ..ops.engine.table import Arg
 from ..ops.messages import api
-from .edges import sddmm
 from .engine import library
 from .engine.checks import TENSORS
 from .engine.library import LibraryOp
 from .engine.memory import sums_dtype
 from .engine.recording import Ctx, recorded, taped
-from .matmul import multiply
+from .matmul import SDDMM, dot_products, multiply
+from .tensors.order import in_own_order
 from .tensors.prepare import GraphLike, tensors_of
 from .tensors.tensors import GraphTensors
 
@@ -128,11 +128,11 @@ def edge_combine(graph: GraphLike, left: Tensor, right: Tensor, op: str = "add")
     -----
     Deterministic, backward too, and differentiable any number of times.
     """
-    word("op", op, _OPS)
-    if op == "dot":
-        return sddmm(graph, left, right)
+    row = SDDMM.row if word("op", op, _OPS) == "dot" else EDGE_COMBINE.row
     tensors = tensors_of(graph, right, left)
-    _, left, right = bind(EDGE_COMBINE.row, tensors, left=left, right=right)
+    _, left, right = bind(row, tensors, left=left, right=right)
+    if op == "dot":
+        return in_own_order(tensors, dot_products(tensors, left, right))
     return combined(tensors, False, left, right, op)
 
 

@@ -249,7 +249,7 @@ class DistGraph(Shared):
     @property
     def times_forgotten(self) -> int:
         """Return how often ``forget`` was called: constant results made before are stale."""
-        return self.halo.memory.cleared
+        return self.halo.memory.times_cleared
 
     def rows_of(self, x: Tensor) -> Tensor:
         """Return this rank's rows of a tensor with a row for each target."""

@@ -259,12 +259,12 @@ class _Product(Function):
             (rows, cols, of_halo), graph = ctx.saved_tensors, ctx.graph
             halo, product = graph.halo, (grad, None, None)
             sent = SPMM(tensors_of(graph.rest).columns, *product, of_halo, rows, "sum")
-            parcel = halo.exchanged(sent.contiguous(), halo.received, halo.sent)
+            parcel = halo.exchange_rows(sent.contiguous(), halo.received, halo.sent)
             dx: Tensor = SPMM(tensors_of(graph.own).columns, *product, cols, rows, "sum")
             parcel.work.wait()
             received, sums = parcel.into.to(dx.dtype), (None,) * 4
             if len(received):  # what other ranks have sent back
-                dx = SPMM(tensors_of(halo.home).rows, received, *sums, "sum", dx, None, False, None)
+                dx = SPMM(tensors_of(halo.ones).rows, received, *sums, "sum", dx, None, False, None)
             return dx
 
         return once_differentiable(EXCHANGED, gradient, grad, instead=INSTEAD), *(None,) * 4

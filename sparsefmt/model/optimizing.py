@@ -1,4 +1,8 @@
-"""``optimize``: the fastest compositions of a model's layers on a graph, and its plan."""
+"""``optimize``: the fastest compositions of a model's layers on a graph, and its plan.
+
+A composition is an order of the products in a layer's expression.  For each kind of call a ``Plan``
+chooses one.  A layer's ``forward`` calls its ``LayerPlan``, if it has one, to run what is chosen.
+"""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -52,18 +56,18 @@ class ModelPlan:
 
     model: Module
     compositions: Mapping[str, Composition] = field(default_factory=dict)
-    left: Mapping[str, str] = field(default_factory=dict)  #: layers that run as they did, and why
-    ordering: Decision | None = None  #: of the vertices, where ``steps`` and ``x`` were given
-    tiling: Decision | None = None  #: likewise, of the format
+    left: Mapping[str, str] = field(default_factory=dict)  #: why other layers run as they did
+    ordering: Decision | None = None  #: whether to reorder vertices; of ``steps`` and ``x``
+    tiling: Decision | None = None  #: likewise, whether to build tiles
     launching: Decision | None = None  #: likewise, whether to capture the step
-    training: bool = False  #: whether it was planned for
-    inputs: tuple[Any, ...] = ()  #: weak references to what the model was called with
+    training: bool = False  #: whether it was made for training
+    inputs: tuple[Any, ...] = ()  #: what the model was called with, of tensors and graphs weak refs
 
     @property
     def layers(self) -> dict[str, Plan]:
-        """Return the latest plan of each layer, by its name.
+        """Return the latest plan of each planned layer, by its name.
 
-        Of those for training or inference, whichever was asked for, if there is one.
+        That for training, or for inference, as was asked for, if there is one.
         """
         result = {}
         for name, composition in self.compositions.items():
@@ -82,7 +86,7 @@ class ModelPlan:
     def explain(self) -> str:
         """Write every composition of every layer, its costs, what was chosen, and what was left.
 
-        Runs the model once for the kernels of its products, if ``x`` is still there.
+        Runs the model once for the kernels of its products, if ``x`` still exists.
         """
         layers = self.layers
         parts = [f"{name or 'model'}: {plan.explain()}" for name, plan in layers.items()]
@@ -112,17 +116,18 @@ class ModelPlan:
     def kernels(self) -> tuple[Explanation, ...]:
         """Run the model once, and explain which kernels the products of its forward ran.
 
-        None without ``x``, once what the model was called with is gone, or after ``restore``.
+        Empty without ``x``, once what the model was called with is gone, or after ``restore``.
         """
         inputs = [value() if isinstance(value, ref) else value for value in self.inputs]
-        if not inputs or any(value is None for value in inputs) or not _plans_in(self.model):
+        gone = any(a is None is not b for a, b in zip(inputs, self.inputs, strict=True))
+        if not inputs or gone or not _plans_in(self.model):
             return ()
         with running(self.model, training=self.training), explaining() as explanations:
             self.model(*inputs)
         return tuple({str(explanation): explanation for explanation in explanations}.values())
 
     def restore(self) -> None:
-        """Remove the plans from the layers, and drop the tiles that were built for them."""
+        """Remove these plans, not later ones, and drop the tiles that were built for them."""
         mine = {id(composition.settings) for composition in self.compositions.values()}
         for module, plan in _plans_in(self.model).items():
             if id(plan.composition.settings) in mine:
@@ -164,10 +169,11 @@ def optimize(
         the graph's vertices would pay (``Graph.reordered``), and whether a step would be faster
         captured (``sparsefmt.nn.capture``).
     mode : "auto", "model" or "measure"
-        By predictions alone ("model"), by timing all that are not beaten ("measure"), or by
-        predictions and, where these are within a quarter of the best and a run takes 2 ms or more,
-        a clock: of the layer's own code and the best one, or of two that differ ("auto").  Where no
-        clock decides, the layer's own code stays if its prediction is within that quarter.
+        "model" chooses by predicted times alone.  "measure" times all compositions but those that
+        another beats by less work in the same steps.  "auto" times those predicted within a quarter
+        of the best, the layer's own code among them, where a run takes 2 ms or more; without that
+        code only those whose predictions differ.  If nothing is timed, the layer's own code stays
+        if it is predicted within that quarter.
 
     Returns
     -------
@@ -191,12 +197,12 @@ def optimize(
     -----
     Planned are layers of exactly this package's classes.  A call is compared with what was planned
     for: another graph, width, dtype or device is planned anew, and a constant that another tensor
-    replaces, or that is written to in place, is computed again.  A layer whose options or maps have
-    changed, or whose maps are no plain linear ones, runs its own code, and so do edge weights,
-    samples, MaxK, autocast, transforms, ``torch.compile`` and the capture of a CUDA graph of what
-    was not planned before.  On a DistGraph layers are planned, by predictions in every mode and by
-    the constants of the first rank; the order of vertices, tiles and captures stay.  The model runs
-    once with ``x``, and more often where it is timed, with its hooks and those of its parameters;
+    replaces, or that is written to in place, is computed again.  A layer whose options or linear
+    maps have changed, or whose maps are no Linear without hooks, runs its own code, and so do calls
+    with edge weights, sampled neighbours or MaxK, under autocast, transforms and ``torch.compile``,
+    and in the capture of a CUDA graph if not planned before.  On a DistGraph layers are planned, by
+    predictions in every mode and by the constants of the first rank; the order of vertices, tiles
+    and captures stay.  The model runs with ``x``, once or as often as it is timed, with its hooks;
     what it writes to itself and draws is put back.  An error leaves the model as it was.
 
     What is written through NumPy or in place through ``x.data``, or on a GPU through a GINConv's
@@ -206,7 +212,7 @@ def optimize(
     if dist is not None and dist.complete is not None:
         graph, dist = dist.complete, None
     check = partial(_checked, model, graph, x, training, steps, mode)
-    agreed = None
+    agreed = None  # constants of the first rank's device, by which all ranks plan
     if dist is not None:
         device = str(tensors_of(dist.local).device)
         facts = lambda: _facts(model, check(), training, steps, mode)  # noqa: E731
@@ -215,8 +221,8 @@ def optimize(
     training = model.training if training is None else training
     features = [value for value in inputs if _is_features(value)]
     strided = [value for value in features if value.layout is torch.strided]  # others never are
-    stay = tuple(stamp(value) for value in strided if not value.requires_grad)
-    settings = Settings(mode, steps, stay, timing=True, agreed=agreed)
+    constants = tuple(stamp(value) for value in strided if not value.requires_grad)
+    settings = Settings(mode, steps, constants, timing=True, agreed=agreed)
     before, result = _plans_in(model), None
     try:
         for module in before:
@@ -246,7 +252,7 @@ def _planned(
     )
     if dist is not None:
         return replace(result, **OVER_PROCESSES)
-    # Nothing of inputs that hold tensors and graphs elsewhere.
+    # A list or an object may hold tensors, which the plan must not keep: then it keeps no inputs.
     if all(isinstance(value, Tensor | Graph | int | float | str | None) for value in inputs):
         weak = (ref(value) if isinstance(value, Tensor | Graph) else value for value in inputs)
         result = replace(result, inputs=tuple(weak))
@@ -280,7 +286,7 @@ def _layers(
     *,
     training: bool,
 ) -> tuple[dict[str, LayerPlan], list[Graph]]:
-    """Choose a plan for each layer; return the plans, and the graphs that they multiply with."""
+    """Choose a plan for each layer; return the plans, and the graphs in their products."""
     layers = {
         name: module
         for name, module in model.named_modules()
@@ -296,7 +302,7 @@ def _layers(
             graphs |= {id(graph): graph for graph in made}
     for name, plan in plans.items():
         setattr(layers[name], PLAN, plan)
-    settings.timing = False  # calls never take times
+    settings.timing = False  # else ``decide_order`` and those behind would time layers
     return plans, list(graphs.values())
 
 
@@ -326,7 +332,7 @@ def _calls(
 def _plan(
     plan: LayerPlan, layer: Module, x: Any, edge_index: GraphLike, *, training: bool
 ) -> list[Graph]:
-    """Choose for these features, or for some as wide as the layer takes; return its graphs."""
+    """Choose for these features, or for random ones of the layer's width; return its graphs."""
     if against(layer):
         return []
     if x is None:
@@ -345,7 +351,7 @@ def _plan(
 
 
 def _why_left(module: Module) -> str:
-    """Return why a layer runs as it did; an empty text of what is no layer, or is planned."""
+    """Return why a layer runs as it did, or "" if it is planned or no layer."""
     if layer_of_pyg(module) is not None:
         return "it is PyG's: exchange it by sparsefmt.nn.replace_layers(model) before"
     kind, names = type(module), [type_name(base) for base in type(module).__mro__]
@@ -366,9 +372,9 @@ def _plans_in(model: Module) -> dict[Module, LayerPlan]:
 
 @contextmanager
 def running(model: Module, *, training: bool) -> Iterator[None]:
-    """Run the model as it trains, with gradients, or evaluates; put back what it writes and draws.
+    """Put the model in training mode, with gradients, or in evaluation; undo what runs change.
 
-    Parts that are in the other mode stay so where the model as a whole is in the one asked for.
+    A model that is in that mode is not touched, nor are parts of it that are in the other one.
     """
     modes = {module: module.training for module in model.modules()}
     devices = {p.device for p in model.parameters() if p.is_cuda}

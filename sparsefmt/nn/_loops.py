@@ -66,7 +66,7 @@ def stored(tensors: GraphTensors, dtype: torch.dtype) -> Tensor | None:
     known = tensors.loops if tensors.csr_values is None else None
     if known is False:
         return None
-    if tensors.building:
+    if tensors.pending:
         return symmetric(tensors, None, dtype)[1][:, None] == 0
     blind = _is_blind(tensors)
 
@@ -126,7 +126,7 @@ def earlier_loops(tensors: GraphTensors) -> Tensor | None:
 
     def make() -> Tensor:
         count = tensors.cached("loops of rows", lambda: loops(tensors)[1])
-        blind = _is_blind(tensors) or tensors.building
+        blind = _is_blind(tensors) or tensors.pending
         if not blind and not (count > 1).any():  # synchronize!
             return count[:0]
         row, col = rows_and_columns(tensors)

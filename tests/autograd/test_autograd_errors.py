@@ -3,6 +3,8 @@
 What every function refuses of each of its tensors is in ``tests/laws``.
 """
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ from attention_cases import loop_graph  # noqa: E402
 from autograd_cases import make_graph  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
-from sparsefmt import DeviceError, DtypeError, ShapeError, UnsupportedError  # noqa: E402
+from sparsefmt import DeviceError, DtypeError, Graph, ShapeError, UnsupportedError  # noqa: E402
 from sparsefmt.autograd import (  # noqa: E402
     aggregate_with_own,
     dot_aggregate,
@@ -26,6 +28,7 @@ from sparsefmt.autograd import (  # noqa: E402
     message_aggregate,
     prepare,
     propagate,
+    relational_aggregate,
     sampled_aggregate,
     sddmm,
     spmm,
@@ -255,3 +258,14 @@ def test_an_edge_index_without_features_of_vertices_is_refused():
     edges, features = torch.tensor([[0, 1], [1, 0]]), torch.rand(2, 3)
     with pytest.raises(ShapeError, match="nothing says how many vertices"):
         message_aggregate(edges, None, features, message="copy_edge")
+
+
+@pytest.mark.parametrize("is_new", [False, True], ids=["graph", "edge_index"])
+def test_a_first_call_within_a_transform_is_refused_as_later_ones(is_new):
+    edges, types = torch.tensor([[0, 1, 2], [1, 2, 0]]), torch.tensor([0, 1, 0])
+    graph = edges if is_new else Graph.from_edge_index(edges, num_nodes=3)
+    call = partial(relational_aggregate, graph, weight=torch.ones(2, 4, 5), edge_type=types)
+    for _ in range(2):
+        with pytest.raises(UnsupportedError, match=r"transforms of torch\.func"):
+            torch.func.grad(lambda x: call(x).sum())(torch.ones(3, 4))
+        call(torch.ones(3, 4))

@@ -11,7 +11,7 @@ from autograd_cases import (  # noqa: E402
 )
 from laws.calls import messages  # noqa: E402
 
-from sparsefmt import COO, Graph  # noqa: E402
+from sparsefmt import COO, Graph, ShapeError  # noqa: E402
 from sparsefmt.autograd import (  # noqa: E402
     edge_combine,
     message_aggregate,
@@ -103,6 +103,8 @@ def test_products_summed_up_are_those_of_sddmm(device):
     graph = shuffled_graph(9, 6, 40, device=device)
     left, right = tensors(device, (9, 4), (6, 4))
     assert torch.equal(edge_combine(graph, left, right, "dot"), sddmm(graph, left, right))
+    with pytest.raises(ShapeError, match=r"^right has shape .* but left has"):
+        edge_combine(graph, left, right[:, 1:], "dot")
 
 
 def test_explain_knows_messages(device):

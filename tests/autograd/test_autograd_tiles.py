@@ -25,10 +25,10 @@ from sparsefmt.ops.engine import jit  # noqa: E402
 from sparsefmt.ops.engine.structure import (  # noqa: E402
     Structure,
     _at,
+    all_tiles,
     built_at,
     built_for,
     place_of,
-    tiled,
 )
 from sparsefmt.ops.tiles import cuda as tiles_cuda  # noqa: E402
 from sparsefmt.ops.tiles import cuda_edges as tiles_cuda_edges  # noqa: E402
@@ -128,7 +128,7 @@ def test_on_the_cpu_tiles_change_no_bit(dtype):
         results.append([y, *torch.autograd.grad(y, (x, a), grad.detach())])
     for found in results[1:]:
         assert all(map(torch.equal, found, results[0]))
-    assert not tiled
+    assert not all_tiles
 
 
 def compiled(function):
@@ -531,7 +531,7 @@ def test_sides_on_the_same_arrays_share_their_tiles_and_the_last_one_takes_them_
     assert find(S) is not None
     del again
     gc.collect()
-    assert not tiled
+    assert not all_tiles
     assert built_at(S) is None
 
 
@@ -682,14 +682,14 @@ def test_what_shares_the_arrays_shares_the_tiles_and_copies_do_not(launches):
 @pytest.mark.gpu
 def test_tiles_and_windows_go_with_the_graph():
     gc.collect()
-    before = len(tiled), len(_at)
+    before = len(all_tiles), len(_at)
     for seed in range(3):
         graph = dense_windows(device="cuda", seed=seed)
         prepare(graph, tile=TILE, order=reorder.degree_order(graph.csr))
-        assert (len(tiled), len(_at)) == (before[0] + 2, before[1] + 2)
+        assert (len(all_tiles), len(_at)) == (before[0] + 2, before[1] + 2)
         del graph
         gc.collect()
-        assert (len(tiled), len(_at)) == before
+        assert (len(all_tiles), len(_at)) == before
 
 
 @pytest.mark.gpu

@@ -60,7 +60,7 @@ def test_edges_in_csr_order_are_read_where_they_lie():
     autograd.edge_softmax(graph, w)
     tensors = graph_tensors(graph)
     assert tensors.order is None
-    assert not tensors._built.parts
+    assert not tensors._cache.parts
     rows, cols = graph.coo.row, graph.coo.col
     again = Graph(COO(rows, cols, shape=graph.shape))  # given as a COO, but in that order
     autograd.spmm(again, x, w)

@@ -478,6 +478,11 @@ def test_rows_are_remembered_for_eight_tensors_until_they_change_or_are_forgotte
     graph.forget()
     compare(3 * given, x)
     assert len(graph.halo.memory) == 1
+    changed = graph.rows_of(given).clone()
+    exchange = graph.halo.start(changed)
+    changed += 1  # after its rows were sent
+    exchange.finish()
+    compare(given + 1, changed)
     several = numbers(20, N, FEAT)
     mine = several[:, graph.bounds[graph.rank] : graph.bounds[graph.rank + 1]].clone()
     for wanted, one in zip(several, mine, strict=True):

@@ -154,7 +154,7 @@ def test_other_widths_and_heads_are_refused(op, arg):
     elif arg.check == "features":
         with pytest.raises(ShapeError, match=is_of(name, "has shape .* but .* has .*: give both")):
             call(op, **{name: value[:, 1:]})
-    elif arg.behind:
+    elif arg.trailing:
         with pytest.raises(ShapeError, match=is_of(name, "has shape .*give")):
             call(op, **{name: np.stack([value, value], -1)})
 

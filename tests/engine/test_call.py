@@ -176,7 +176,7 @@ def test_tiles_are_asked_for_at_each_call(row, monkeypatch):
     made, asked, prepared, launched = row
     S = structure()
     call(made, S, Array(10))
-    monkeypatch.setattr(engine, "tiled", {1})
+    monkeypatch.setattr(engine, "all_tiles", {1})
     monkeypatch.setattr(engine, "has_tiles", lambda S: True)
     for _ in range(2):
         call(made, S, Array(10))

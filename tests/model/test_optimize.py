@@ -503,6 +503,19 @@ def test_nested_inputs_and_layers_called_by_name():
     assert found.kernels() == ()
 
 
+def test_an_input_may_be_none():
+    class Optional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = GCNConv(6, 6)
+
+        def forward(self, x, graph, missing):
+            return self.conv(x, graph)
+
+    graph, x = square(), features(6).float()
+    assert optimize(Optional(), graph, x=(x, graph, None)).kernels()
+
+
 def test_a_plan_is_explained_after_the_model_has_changed():
     graph, x = square(), features(6).float()
     model = Failing()

@@ -164,7 +164,7 @@ def test_the_loops_are_counted_once_for_each_graph(way):
     with torch.inference_mode():
         layer(x, graph)
     gradients(layer, x, graph)  # tensors born in inference mode could not take part
-    parts = graph._slots.torch[0]._built.parts
+    parts = graph._slots.torch[0]._cache.parts
     kept = ["('loop scores', torch.float32)", "inverse"]  # edges in disorder
     kept += ["loops missing", "loops of rows"]
     assert sorted(map(str, parts)) == (kept if way == "composed" else [])
@@ -173,7 +173,7 @@ def test_the_loops_are_counted_once_for_each_graph(way):
     assert all(parts[key] is value for key, value in before.items())
     plain = graph_of("some")
     AGNNConv(add_self_loops=False)(x, plain)
-    assert set(plain._slots.torch[0]._built.parts) <= {"inverse"}
+    assert set(plain._slots.torch[0]._cache.parts) <= {"inverse"}
 
 
 @pytest.mark.gpu

@@ -125,7 +125,7 @@ def test_factors_are_kept_with_the_graph_and_go_with_it():
     with torch.inference_mode():
         layer(x, graph)
     gradients(layer, x, graph)  # tensors born in inference mode could not take part
-    parts = graph._slots.torch[0]._built.parts
+    parts = graph._slots.torch[0]._cache.parts
     assert sorted(map(str, parts)) == [
         "('gcn', torch.float32)",
         "('ones and added loops', torch.float32, 1.0, False)",

@@ -77,7 +77,7 @@ def test_edge_features_of_a_graph_without_edges(device):
 def test_nothing_is_kept_with_the_graph_but_of_edge_features(name):
     graph, x = graph_of("some"), features()
     LAYERS[name](F_IN, F_OUT, heads=2)(x, graph).sum().backward()
-    parts = graph._slots.torch[0]._built.parts
+    parts = graph._slots.torch[0]._cache.parts
     assert not parts
     if name == "gat":
         layer = GATConv(F_IN, F_OUT, edge_dim=2)

@@ -140,7 +140,7 @@ def bias(value: Any, x: Tensor, graph: GraphTensors) -> None:
 class Tensors(Arrays):
     """Torch's tensors as ``bind`` checks them beside the tensors of a graph."""
 
-    kind = Tensor
+    array_class = Tensor
     floats = frozenset(FLOATING)
     layout = torch.strided
     casts = staticmethod(torch.is_autocast_enabled)  #: whether ``cast`` has a task

@@ -16,7 +16,7 @@ from ...ops.edges.api import SDDMM
 from ...ops.engine import small
 from ...ops.engine.call import call
 from ...ops.engine.small import wide
-from ...ops.engine.structure import Sizes, Structure, built_at, tiled
+from ...ops.engine.structure import Sizes, Structure, all_tiles, built_at
 from ...ops.engine.table import Kernel, Op, deferred, unchecked
 from ...ops.matmul import cuda_aggregate
 from ...ops.matmul.aggregation import AGGREGATE_BACKWARD
@@ -145,7 +145,7 @@ def _aggregate_backward_of_graph(
     """Run one pass over the transposed structure, or two products where one goes by tiles."""
     row_scale, col_scale = scales
     product = grad, values, perm, col_scale, row_scale, "sum"
-    if tiled and not (against_spmm(S, *product) and against_sddmm(S, x, grad)):
+    if all_tiles and not (against_spmm(S, *product) and against_sddmm(S, x, grad)):
         dx = call(SPMM, S, *product)
         return dx, call(SDDMM, S, x, grad, col_scale, row_scale, perm=perm)
     apart = cuda_aggregate.goes_apart(S, NAMES[x.dtype], x.shape[1], inverse=True)
@@ -286,7 +286,7 @@ def _goes_together(S: Structure, *args: Any, **_: Any) -> list[str]:
         return _NO_OWN
     if not S.nnz:
         return []
-    return ["A is no tiles"] if not tiled else against_spmm(S, *args[:6])
+    return ["A is no tiles"] if not all_tiles else against_spmm(S, *args[:6])
 
 
 _NO_OWN = ["no part of each row's own is added"]

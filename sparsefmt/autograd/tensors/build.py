@@ -2,8 +2,8 @@
 
 Few edges take one launch, see ``ops/engine/build_small.cu``; more of them launches of our own
 around a stable sort and a scan of torch's, see ``build.cu`` there.  The host knows how many edges
-and vertices there are, and nothing else: the cut of the rows is laid out for the most that it can
-need, and known exactly once the ``Report`` is done.
+and vertices there are, and nothing else.  So it launches kernels for the most thread blocks that
+the rows can need; the exact number, and others, come with the ``Report`` of the build.
 """
 
 from functools import cached_property
@@ -25,13 +25,14 @@ from .reports import LINE, Report, progress_of
 _ITEM = ITEMSIZE["float32"]
 
 
-class Arrays:
-    """The arrays of a CSR that a stream builds, and what is made of them once they are asked for.
+class BuiltArrays:
+    """The arrays of a CSR that a stream builds from edges, and views of them, made at first use.
 
-    They begin at byte ``offset`` of ``memory``, which is the stream's, as ``at`` says, where there
-    may be room for more.  It is of float32, as factors of rows are, of which most steps ask for a
-    view.  ``perm`` tells of each entry the number of its edge.  ``half`` is their place in what the
-    report tells.  ``small`` says that one launch builds them.
+    They lie in ``memory`` from byte ``offset`` on, at the places of the layout ``at``, which may
+    have room for more entries than there are.  ``memory`` is a float32 tensor of the stream: most
+    steps ask for views of it as factors of rows, which are float32.  ``half`` picks the findings of
+    these arrays from the report: 0 for rows, 1 for columns that one launch builds beside them.
+    ``small`` says that one launch builds all.
     """
 
     def __init__(
@@ -52,13 +53,17 @@ class Arrays:
 
     @property
     def findings(self) -> Findings | None:
-        """Return what the build has reported, None while it is not done."""
+        """Return the counts that the build has reported, None while it is not done."""
         halves = self.report.findings
         return None if halves is None else halves[self.half]
 
     @cached_property
     def views(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return ``indptr``, ``indices`` and ``perm``, which launches do not ask for."""
+        """Return ``indptr``, ``indices`` and ``perm``; launches read addresses instead.
+
+        ``perm[e]`` is the number of the edge that is entry e, or in columns the place of that entry
+        among those of the rows.
+        """
         at, (n_rows, _, nnz, index_dtype) = self.at, self.sizes
         index = DTYPES[index_dtype]
         places = (at.indptr, n_rows + 1), (at.indices, nnz), (at.perm, nnz)
@@ -70,11 +75,11 @@ class Arrays:
         """Return the structure with exact sizes, waiting for its build."""
         return exact(self.structure)
 
-    def known_structure(self) -> Structure:
-        """Return the CSR's structure, for the most thread blocks until its exact sizes are read.
+    def reported_structure(self) -> Structure:
+        """Return the structure: exact if anybody has asked for that, else for the most blocks.
 
-        That may be another graph's too.  Its rows are cut between blocks only if the report says
-        so, where the build is done.
+        Launches for the most blocks are prepared once for all graphs of about this size.  They add
+        up parts of rows, unless the build has reported that no row is cut between blocks.
         """
         if "exact" in self.__dict__:
             return self.exact
@@ -126,7 +131,7 @@ class Arrays:
             return memory.view(dtype).narrow(0, place, count)
 
 
-def sides_of(edges: Edges, *, both: bool) -> tuple[Arrays, Arrays | None]:
+def sides_of(edges: Edges, *, both: bool) -> tuple[BuiltArrays, BuiltArrays | None]:
     """Build the rows of the matrix of these edges, and if ``both`` its columns.
 
     Sources are columns, targets rows.
@@ -141,39 +146,39 @@ def sides_of(edges: Edges, *, both: bool) -> tuple[Arrays, Arrays | None]:
             rooms = room(n_rows), room(n_cols), room(nnz)
             launch = build.small(*rooms, dtype, edges.device_number, both=both)
             return _small(launch, sizes, report, index, (target, source))
-        rows = _built(sizes, report, index, (target, source), source, transposed=False)
+        rows = _large(sizes, report, index, (target, source), source, transposed=False)
     return rows, columns_of(rows) if both else None
 
 
 def _small(
     launch: build.Small, sizes: Sizes, report: Report, like: Tensor, ids: tuple[int, int]
-) -> tuple[Arrays, Arrays | None]:
+) -> tuple[BuiltArrays, BuiltArrays | None]:
     """Build few edges in one launch."""
     memory = like.new_empty(launch.size // _ITEM, dtype=torch.float32)
     scratch = like.new_empty(launch.scratch // _ITEM, dtype=torch.float32)
     reports, begin = (report.address, report.address + LINE), memory.data_ptr()
     room, progress = scratch.data_ptr(), progress_of(report)
     launch(ids, sizes[:3], begin, reports, room, progress, report.stream)
-    rows = Arrays(launch.rows, sizes, memory, report)
+    rows = BuiltArrays(launch.rows, sizes, memory, report)
     if launch.columns is None:
         return rows, None
     flipped = sizes._replace(n_rows=sizes.n_cols, n_cols=sizes.n_rows)
-    return rows, Arrays(launch.columns, flipped, memory, report, 1, launch.rows.size)
+    return rows, BuiltArrays(launch.columns, flipped, memory, report, 1, launch.rows.size)
 
 
-def columns_of(rows: Arrays) -> Arrays:
-    """Build the rows of the transpose; its ``perm`` numbers the entries of ``rows``."""
+def columns_of(rows: BuiltArrays) -> BuiltArrays:
+    """Build the rows of the transpose; their ``perm`` leads to the entries of ``rows``."""
     sizes = rows.sizes._replace(n_rows=rows.sizes.n_cols, n_cols=rows.sizes.n_rows)
     ids = rows.structure.indices, 0
     with Report(rows.report.device) as report:
-        return _built(sizes, report, rows.memory, ids, rows.structure.indptr, transposed=True)
+        return _large(sizes, report, rows.memory, ids, rows.structure.indptr, transposed=True)
 
 
-def _built(
+def _large(
     sizes: Sizes, report: Report, like: Tensor, ids: tuple[int, int], minor: int,
     *, transposed: bool,
-) -> Arrays:  # fmt: skip
-    """Launch the build; ``ids`` and ``minor`` are addresses, as ``build`` takes them."""
+) -> BuiltArrays:  # fmt: skip
+    """Build many edges in several launches, from addresses ``ids`` and ``minor``."""
     at = build.layout(*sizes, report.device, transposed=transposed)
     memory = like.new_empty(at.size // _ITEM, dtype=torch.float32)
     keys = like.new_empty(at.nnz, dtype=DTYPES[at.key_dtype])
@@ -185,4 +190,4 @@ def _built(
     build.rows(at, begin, *places, stream, transposed=transposed)
     words.cumsum_(0)
     build.chunks(at, begin, words.data_ptr(), address, stream)
-    return Arrays(at, sizes, memory, report, small=False)
+    return BuiltArrays(at, sizes, memory, report, small=False)

@@ -14,7 +14,7 @@ from ..._caches import store
 from ...errors import DtypeError, UnsupportedError
 from ...graph.graph import Graph
 from ...interop.adjacency import is_adj_t, is_edge_index, known_sizes
-from ..engine.recording import untraced
+from ..engine.recording import refuse_transforms, untraced
 from .shared import Shared
 from .tensors import GraphTensors
 
@@ -265,7 +265,8 @@ def _known(sizes: Sizes) -> tuple[int, int] | None:
 
 
 def _made(value: Any, num_nodes: tuple[int, int] | None) -> Graph:
-    """Make a graph that does not keep the tensor alive."""
+    """Make a graph that does not keep the tensor alive; not within torch.func, which wraps it."""
+    refuse_transforms(value)
     if isinstance(value, Tensor) and not value.requires_grad:
         if value.layout is not torch.strided:
             value = value.detach()  # which its parts would hold

@@ -174,7 +174,7 @@ def tensors_of(
     tensors: GraphTensors = graph._slots.torch[at]
     if traced:
         tensors.freeze()
-    elif tensors.home is not None or lifetimes.noted is not None:  # else ``current`` has no task
+    elif tensors.stream is not None or lifetimes.noted is not None:  # else ``current`` has no task
         tensors.current()
     return tensors
 

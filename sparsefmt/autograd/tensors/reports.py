@@ -1,7 +1,8 @@
-"""What a GPU reports without being waited for: words of pinned memory that kernels write.
+"""Reports of builds on a GPU, for which the host does not wait: words of pinned memory.
 
-A stream's work is ordered for that stream alone.  A ``Report`` says when it is done, so that others
-need not wait once it is, and what was found meanwhile, such as a wrong id in an ``edge_index``.
+Other streams must wait for the one that builds.  Its last kernel writes the ``Report``: that it is
+done, so that nobody need wait any more, and its ``Findings``, such as a wrong id of an
+``edge_index`` or the number of blocks.  So it is like a CUDA event that also brings numbers.
 """
 
 import ctypes
@@ -26,19 +27,19 @@ _lock = RLock()
 _in_use: list[Tensor] = []  # never given back: a kernel may still be about to write
 _progress: dict[tuple[int, int], int] = {}
 _free: list[tuple[int, Any]] = []  # addresses of slots, and their words
-_open: "list[Report]" = []  # in the order of their making
+_open: "list[Report]" = []  # those not seen done, in the order of their making
 
 
 class Report:
-    """What a stream of a device tells once it has come to where this is made.
+    """The report of a build, which the current stream of a device writes when it is done.
 
-    ``fault`` makes the error for an id that was wrong, of what ``Findings.fault`` says.  A report
-    on ``both`` halves of a build tells of the columns too, a ``LINE`` behind the ``address`` of
-    what it tells of the rows; ``findings`` are those of each half.  In a ``with`` statement an
-    error abandons it.
+    Kernels write the findings on rows at ``address`` and, of a build of ``both`` in one launch,
+    those on columns a ``LINE`` behind; ``findings`` has them once ``done()`` has seen them.
+    ``fault`` makes the error for a wrong id from ``Findings.fault``.  Launches lie in a ``with``
+    statement, in which an error abandons the report.
     """
 
-    __slots__ = ("_fault", "_last", "_told", "_words", "address", "device", "findings", "stream")
+    __slots__ = ("_fault", "_last", "_raised", "_words", "address", "device", "findings", "stream")
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class Report:
     ) -> None:
         self.device, self.stream = device, int(raw_stream(device))
         self.findings: tuple[Findings, ...] | None = None
-        self._fault, self._told = fault, False
+        self._fault, self._raised = fault, False
         self._last = _SECOND if both else 0
         with _lock:
             self.address, words = _free.pop() if _free else _more()
@@ -58,7 +59,7 @@ class Report:
             _open.append(self)
 
     def done(self) -> bool:
-        """Return True if the stream has come so far."""
+        """Return True if the build is done, and keep its findings."""
         words = self._words
         if self.findings is None and words[0] and words[self._last]:
             with _lock:
@@ -70,25 +71,28 @@ class Report:
                     _free.append((self.address, words))
         return self.findings is not None
 
-    def is_ahead(self) -> bool:
-        """Return True if the current stream made it and has not come so far."""
+    def is_queued_here(self) -> bool:
+        """Return True if the build is not done, but queued on the current stream.
+
+        Then launches on it come after the build, and nobody need wait.
+        """
         words = self._words
         if self.findings is not None or (words[0] and words[self._last]):
             return False
         return bool(raw_stream(self.device) == self.stream)
 
     def wait(self) -> tuple[Findings, ...]:
-        """Wait until the stream has come so far, and raise for a wrong id."""
+        """Let the host wait until the build is done, and raise for a wrong id."""
         if not self.done():
             torch.cuda.synchronize(self.device)  # synchronize!
         assert self.done(), "the build was launched before this report was asked for"
         self.check()
         return self.findings  # type: ignore[return-value]
 
-    def reach(self) -> bool:
-        """Let the current stream read what was made, and tell whether that is done.
+    def wait_on_stream(self) -> bool:
+        """Let the current stream wait for the build; return True if that is done already.
 
-        The stream that made it comes later by itself; another one waits, the host does not.
+        The host waits for nothing, nor does the stream that builds.
         """
         if not self.done():
             if raw_stream(self.device) != self.stream:
@@ -110,31 +114,31 @@ class Report:
                     _open.remove(self)
 
     def check(self) -> None:
-        """Raise for a wrong id, if one is known of."""
+        """Raise for a wrong id, if the build has reported one."""
         if self.findings is not None and self.findings[0].fault and self._fault is not None:
-            self._told = True
+            self._raised = True
             raise self._fault(self.findings[0].fault)
 
 
 def check_all() -> None:
-    """Raise for the first wrong id that a stream has found since, and nobody was told of."""
+    """Raise for the first wrong id that a build has reported and no error has named."""
     if _open:
         for report in _open.copy():
-            if report.done() and not report._told:
+            if report.done() and not report._raised:
                 report.check()
 
 
-def mark(device: int) -> Report:
-    """Launch a report of the current stream, for when it has come so far."""
+def record(device: int) -> Report:
+    """Record a report without findings on the current stream, as torch records an event."""
     report = Report(device)
     build.reached(report.address, report.stream)
     return report
 
 
 def progress_of(report: Report) -> int:
-    """Return the address of a report's own words on its GPU, for the steps of a build's blocks.
+    """Return the address of words on the GPU in which the blocks of a small build count steps.
 
-    They are 0 at first, and go with the report's place from one report to the next.
+    Each address of reports has its own.  They are 0 at first, and are not reset between builds.
     """
     key = report.device, report.address
     address = _progress.get(key)

@@ -1,4 +1,4 @@
-"""One orientation of a structure as tensors, and what is made of these once."""
+"""A graph's rows, or its columns, as tensors, and a cache of tensors that are made of them."""
 
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -12,43 +12,44 @@ from ...formats.compressed import CSR
 from ...interop.torch import to_tensor
 from ...ops.engine.structure import Structure, built_for, structure_of
 from ..engine.memory import on_device
-from .build import Arrays
-from .reports import Report, mark
+from .build import BuiltArrays
+from .reports import Report, record
 
 
 class TensorStore:
-    """Tensors of a structure, and what is made once of them alone."""
+    """A cache of tensors that depend on a structure alone."""
 
     def __init__(self, leaf: Any) -> None:
         self.device: Any = getattr(leaf, "device", None)  # a tracer's leaf may be anything
-        self._built = Built()
-        self._marks: dict[Hashable, Report] = {}  # reports on what a stream may still make
+        self._cache = Built()
+        self._reports: dict[Hashable, Report] = {}  # of tensors that a stream may still be making
 
     def cached(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """Return the tensor that ``make()`` returned for ``key`` at the first call.
 
-        Anew where ``torch.compile`` traces, and in a capture unless it is there and done.
+        Make it anew where ``torch.compile`` traces, and in the capture of a CUDA graph unless it is
+        cached and done.
         """
         if torch.compiler.is_compiling():
             return make()
-        cached: Tensor | None = self._built.parts.get(key)
+        cached: Tensor | None = self._cache.parts.get(key)
         if cached is None:
-            cached = self._make(key, make)  # or get what another thread makes at this time
-        return cached if not self._marks else self._reached(key, cached, make)
+            cached = self._make(key, make)  # or get it from another thread that makes it now
+        return cached if not self._reports else self._wait_for_maker(key, cached, make)
 
-    def _reached(self, key: Hashable, cached: Tensor, make: Callable[[], Tensor]) -> Tensor:
-        """Let the current stream read what another one may still be making."""
-        report = self._marks.get(key)
+    def _wait_for_maker(self, key: Hashable, cached: Tensor, make: Callable[[], Tensor]) -> Tensor:
+        """Let the current stream wait for the one that makes a cached tensor; return the tensor."""
+        report = self._reports.get(key)
         if report is None:
             return cached
         if not report.done() and torch.cuda.is_current_stream_capturing():
             return make()  # a capture cannot wait
-        if report.reach():
-            self._marks.pop(key, None)
+        if report.wait_on_stream():
+            self._reports.pop(key, None)
         return cached
 
     def _make(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
-        """Make a tensor without a gradient and keep it by ``key``; do not keep it in a capture."""
+        """Make a tensor without a gradient, and cache it by ``key`` unless in a capture."""
         cuda = self.device.type == "cuda"
         if cuda and torch.cuda.is_current_stream_capturing():
             return make()  # memory of that CUDA graph
@@ -58,25 +59,25 @@ class TensorStore:
                 made = make()
             if cuda and type(made) is Tensor:
                 with on_device(self.device.index):
-                    self._marks[key] = mark(self.device.index)
+                    self._reports[key] = record(self.device.index)
             return made
 
-        return self._built.ask(key, build, lambda made: type(made) is Tensor)  # no tracer's
+        return self._cache.ask(key, build, lambda made: type(made) is Tensor)  # no tracer's
 
 
 class Side(TensorStore):
-    """One orientation of a structure: CSR of ``A``, or of its transpose.
+    """The rows of a graph as tensors of a CSR, or its columns: the rows of the transpose.
 
-    ``perm`` tells the place of each entry in ``csr_values``, in CSR order of the graph, None for
-    its rows; ``plan`` holds the arrays of ``CSR.chunks`` on a GPU and is empty on the CPU.
-    ``structure`` is what the launchers of a GPU read, and ``built`` what they find by its place in
-    memory, so that a library op takes the structure alone; None on the CPU and for a tracer's
-    leaves.  The tensors that are made of it go with the last side over the same arrays.
-    ``arrays`` are those that torch's stream has built, None where they came from a CSR.
+    ``perm`` is of columns: the place of each entry in CSR order of the graph, and so its value's in
+    ``csr_values``; None for rows.  ``plan`` holds the arrays of ``CSR.chunks``, on the CPU none.
+    ``structure`` is what launchers on a GPU read: sizes and addresses.  ``built`` is what was built
+    of it, such as tiles, which they look up by its addresses; sides over the same arrays share it,
+    and it goes with the last of them.  Both are None on the CPU and for a tracer's leaves.
+    ``arrays`` are those that torch's stream builds from edges, None for a side made of a CSR.
     """
 
-    arrays: "Arrays | None" = None
-    _numbered = True  # whether ``perm`` is wanted of them
+    arrays: "BuiltArrays | None" = None
+    _transposed = True  # of a side over ``arrays``: whether it is columns, which have a ``perm``
 
     def __init__(
         self,
@@ -95,12 +96,12 @@ class Side(TensorStore):
 
     @property
     def plan(self) -> list[Tensor]:
-        """Return the arrays of ``CSR.chunks``, whose sizes wait for the build."""
+        """Return the arrays of ``CSR.chunks``, waiting for the build, which decides their sizes."""
         arrays = self.arrays
         if arrays is None:
             return self._plan
         plan = arrays.plan
-        self.settle()
+        self.use_exact()
         return plan
 
     @classmethod
@@ -117,11 +118,11 @@ class Side(TensorStore):
         return cls(*parts, plan, order, structure, built)
 
     @classmethod
-    def over(cls, arrays: Arrays, *, numbered: bool) -> "Side":
-        """Make a side over arrays that the current stream is building, with ``perm`` if wanted."""
+    def over(cls, arrays: BuiltArrays, *, transposed: bool) -> "Side":
+        """Make rows, or ``transposed`` columns, over arrays that the current stream builds."""
         side = cls.__new__(cls)
         TensorStore.__init__(side, arrays.memory)
-        side.arrays, side._numbered = arrays, numbered
+        side.arrays, side._transposed = arrays, transposed
         side._plan, side.n_cols = [], arrays.sizes.n_cols
         side.structure = arrays.structure
         if not arrays.small:
@@ -129,7 +130,7 @@ class Side(TensorStore):
         return side
 
     def __getattr__(self, name: str) -> Any:
-        """Make the views of what is being built once somebody asks for them: each takes 2 µs."""
+        """Make views of ``arrays``, or ``built``, at first use: each takes 2 µs."""
         arrays = self.__dict__.get("arrays")
         if arrays is None or name not in ("indptr", "indices", "perm", "built"):
             raise AttributeError(name)
@@ -137,25 +138,28 @@ class Side(TensorStore):
             self.built = built_for(arrays.structure, lambda: arrays.csr)
             return self.built
         self.indptr, self.indices, perm = arrays.views
-        self.perm = perm if self._numbered else None
+        self.perm = perm if self._transposed else None
         return self.__dict__[name]
 
-    def take_over(self) -> None:
-        """Set ``structure`` to one without shared rows, if a build that is done reports none.
+    def use_reported(self) -> None:
+        """Set ``structure`` to one without cut rows, if the build has reported that none is cut.
 
-        No more: for exact sizes launches would be decided anew, for each graph that is used once.
+        Its sizes stay those of the most blocks: see ``use_exact``.
         """
         if self.arrays is not None:
-            self.structure = self.arrays.known_structure()
+            self.structure = self.arrays.reported_structure()
 
-    def settle(self) -> None:
-        """Set ``structure`` to that of the exact sizes, waiting for the build; make ``built``."""
+    def use_exact(self) -> None:
+        """Set ``structure`` to one of exact sizes, waiting for the build; make ``built``.
+
+        Launches are then prepared for this graph alone, which pays if it is used again.
+        """
         if self.arrays is not None:
             self.structure = self.arrays.exact
             _ = self.built
 
     def freeze(self) -> None:
-        """Wait for the build, set ``plan`` and ``structure`` to exact ones, and drop ``arrays``."""
+        """Wait for the build, and become as a side of a CSR: exact, without ``arrays``."""
         arrays = self.arrays
         if arrays is not None:
             _ = self.indptr, self.built

@@ -13,23 +13,23 @@ from ...graph.built import GraphBuilt
 from ...interop.torch import from_tensor, to_tensor
 from ..engine.memory import on_device, out_of_inference, raw_stream
 from . import lifetimes
-from .build import Arrays, columns_of, sides_of
-from .reports import Report, check_all, mark
+from .build import BuiltArrays, columns_of, sides_of
+from .reports import Report, check_all, record
 from .side import Side as Side
 from .side import TensorStore
 
-#: How often a graph that has been built is asked for before its launches are decided for it alone:
-#: in three steps of a layer, forward and backward.
-_MOST_ASKED = 12
+#: Calls of ``current``, after a build is done, until launches are prepared for this graph alone:
+#: those of about three steps of a model.  A graph that is used in one step never comes so far.
+_CALLS_UNTIL_EXACT = 12
 
 
 class GraphTensors(TensorStore):
     """The tensors of a graph: its rows, its edge values and, once they are read, its columns.
 
-    ``csr_values`` are in CSR order, to which ``order`` leads from the user's, ``Graph.csr_perm``;
-    None where the edges were given in it.  ``building`` are the reports of what a stream may still
-    be at.  ``source`` holds the formats that all is made of, and whether of their transpose; None
-    for a tracer's leaves, of which columns and order are given.
+    ``csr_values`` are edge values in CSR order; ``order[e]`` is the place of the e-th of them in
+    the user's order, as ``Graph.csr_perm``, None if the orders are the same.  ``pending`` are
+    reports of builds that were not seen done.  ``source`` is the ``GraphBuilt`` of the graph, and
+    True for the tensors of its transpose; None if all is given, as by a tracer: nothing is built.
     """
 
     order: Tensor | None
@@ -51,10 +51,10 @@ class GraphTensors(TensorStore):
         self._columns = columns
         if source is None:
             self.order = order
-        self.building: tuple[Report, ...] = ()
-        self.asks_left = 0  #: until exact sizes of what was built are taken over
-        self.loops: bool | None = None  #: whether an edge is one, None where nobody has looked
-        self.home: int | None = None  #: the stream whose memory this is, None for that of formats
+        self.pending: tuple[Report, ...] = ()
+        self.calls_until_exact = 0  #: calls of ``current`` that use sizes for the most blocks
+        self.loops: bool | None = None  #: whether an edge is a loop, None if no build has told
+        self.stream: int | None = None  #: that builds the arrays in its memory, None for formats
 
     @classmethod
     def of_formats(cls, built: GraphBuilt, flipped: bool) -> "GraphTensors":
@@ -73,32 +73,34 @@ class GraphTensors(TensorStore):
         with on_device(edges.device_number):
             check_all()
             arrays, of_columns = sides_of(edges, both=both)
-            rows, values = Side.over(arrays, numbered=False), edges.weight
-            values = None if values is None else values.detach().index_select(0, arrays.views[2])
+            rows, values = Side.over(arrays, transposed=False), edges.weight
+            if values is not None:
+                *_, order = arrays.views
+                values = values.detach().index_select(0, order)
             made = cls(rows, values, (*edges.shape, edges.nnz), (built, False))
             report = arrays.report
-            marks = () if values is None else (mark(edges.device_number),)
-            made.building, made.home = (report, *marks), report.stream
+            of_values = () if values is None else (record(edges.device_number),)
+            made.pending, made.stream = (report, *of_values), report.stream
             if of_columns is not None:
                 made._add(of_columns)
         built.torch_rows = ref(made)
         return made
 
     def current(self) -> "GraphTensors":
-        """Return the tensors for launches on the current stream; each backward pass asks anew.
+        """Return the tensors, ready for launches on the current stream; backward calls it too.
 
         Raises
         ------
         IndexRangeError
-            If an edge names a vertex that does not exist, and the GPU has come so far.
+            If an edge names a vertex that does not exist, and the build has reported that.
         """
         if torch.compiler.is_compiling():
             return self
-        building = self.building
-        if self.asks_left or (building and not building[-1].is_ahead()):
-            self.settle()
-        if self.home is not None and raw_stream(self.device.index) != self.home:
-            self.lend()
+        pending = self.pending
+        if self.calls_until_exact or (pending and not pending[-1].is_queued_here()):
+            self.poll()
+        if self.stream is not None and raw_stream(self.device.index) != self.stream:
+            self.record_stream()
         if lifetimes.noted is not None:
             lifetimes.note(self)
         return self
@@ -110,19 +112,19 @@ class GraphTensors(TensorStore):
     @property
     def columns(self) -> Side:
         """Return the rows of the transpose, built when they are first read."""
-        # A tracer must not see what is missing: it remembers what it read.
+        # A tracer must not read that they are missing: it would guard that.
         if torch.compiler.is_compiling() or self._columns is None:
             self._build_columns()
         return cast(Side, self._columns)
 
     def __getattr__(self, name: str) -> Any:
-        """Make ``order`` once somebody asks for it; a tracer finds it made."""
+        """Make ``order`` at first use; ``freeze`` makes it for a tracer."""
         if name != "order" or self._source is None:
             raise AttributeError(name)
         (built, flipped), arrays = self._source, self.rows.arrays
         with built.lock, torch.inference_mode(False):
             if arrays is not None:
-                self.order = arrays.views[2]
+                *_, self.order = arrays.views
             else:
                 numbers = built.numbers(flipped)
                 self.order = None if numbers is None else to_tensor(numbers)
@@ -133,13 +135,13 @@ class GraphTensors(TensorStore):
         if self._source is None:
             return True
         (built, flipped), arrays = self._source, self.rows.arrays
-        # Tensors born in inference mode could never take part in training.
+        # Tensors made in inference mode could never take part in training.
         with built.lock, out_of_inference():
             if self._columns is not None:
                 return True
             if arrays is not None and ("csc", False) not in built.parts and is_eager():
                 with on_device(self.device.index):
-                    self.settle()
+                    self.poll()
                     self._add(columns_of(arrays))
                 return True
             refuse_capture(built, flipped)
@@ -149,11 +151,11 @@ class GraphTensors(TensorStore):
             self._columns = columns
         return True
 
-    # See ``Graph._fill``.
+    # torch.compile runs this while it traces, and takes its True for a constant.
     _build_columns._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def built_scales(self) -> tuple[Tensor, Tensor] | None:
-        """Return what ``autograd.unit_scales`` computes, in float32, if the build has made it."""
+        """Return the float32 factors of ``autograd.unit_scales`` if the build has computed them."""
         arrays = self.rows.arrays
         return None if arrays is None or self.csr_values is not None else arrays.unit_scales
 
@@ -161,32 +163,33 @@ class GraphTensors(TensorStore):
         """List the sides that are built."""
         return [self.rows] if self._columns is None else [self.rows, self._columns]
 
-    def _add(self, columns: Arrays) -> None:
+    def _add(self, columns: BuiltArrays) -> None:
         """Keep the columns that the current stream is building."""
-        made = Side.over(columns, numbered=True)
-        with self._built.lock:
+        made = Side.over(columns, transposed=True)
+        with self._cache.lock:
             self._columns = made
-            if columns.report not in self.building:
-                self.building = *self.building, columns.report
+            if columns.report not in self.pending:
+                self.pending = *self.pending, columns.report
 
-    def settle(self) -> None:
-        """Make the current stream wait for unfinished builds; drop reports of those that are done.
+    def poll(self) -> None:
+        """Read the reports of builds, and let the current stream wait for those not done.
 
-        A done build sets ``loops`` and maybe ``order``; after the last one each side takes over,
-        and a few calls later each settles, with exact sizes.
+        Findings on rows set ``loops``, and ``order`` to None if no edge has moved.  When all is
+        done sides know which rows are cut, and ``_CALLS_UNTIL_EXACT`` calls later they use exact
+        sizes.  Threads may count these calls wrong by a few, which does no harm.
         """
-        building = self.building
-        if not building:
-            self.asks_left -= 1
-            if self.asks_left <= 0:  # a few steps have read it: exact sizes
-                self.asks_left = 0
+        pending = self.pending
+        if not pending:
+            self.calls_until_exact -= 1
+            if self.calls_until_exact <= 0:  # a few steps have used it
+                self.calls_until_exact = 0
                 for side in self._sides():
-                    side.settle()
+                    side.use_exact()
             return
-        if building[-1].is_ahead():
+        if pending[-1].is_queued_here():
             return
-        with self._built.lock:  # another thread may add the columns
-            left = [report for report in self.building if not report.reach()]
+        with self._cache.lock:  # another thread may add the columns
+            left = [report for report in self.pending if not report.wait_on_stream()]
             arrays = self.rows.arrays
             findings = None if arrays is None else arrays.findings
             if findings is not None:
@@ -194,40 +197,40 @@ class GraphTensors(TensorStore):
                 if not findings.moved:
                     self.order = None
             if not left:
-                self.asks_left = _MOST_ASKED
+                self.calls_until_exact = _CALLS_UNTIL_EXACT
                 for side in self._sides():
-                    side.take_over()
-            self.building = tuple(left)
+                    side.use_reported()
+            self.pending = tuple(left)
 
-    def lend(self) -> None:
-        """Keep memory that another stream has built until the current one has read it.
-
-        Torch gives memory that is let go back to the stream that it comes from, at once.
-        """
-        if not torch.cuda.is_current_stream_capturing():  # whose owner keeps the graph
+    def record_stream(self) -> None:
+        """Keep torch from reusing memory of ``stream`` while the current one may read it."""
+        if not torch.cuda.is_current_stream_capturing():  # then ``lifetimes`` keep the memory
             stream = torch.cuda.current_stream(self.device)
             memory = [side.arrays.memory for side in self._sides() if side.arrays is not None]
-            for part in (*memory, self.csr_values, *(made for _, made in self._built.items())):
+            for part in (*memory, self.csr_values, *(made for _, made in self._cache.items())):
                 if isinstance(part, Tensor):
                     part.record_stream(stream)
 
     def wait(self) -> None:
-        """Wait for what is being built; errors are those of ``current``."""
-        for report in self.building:
+        """Let the host wait for all builds; errors are those of ``current``."""
+        for report in self.pending:
             report.wait()
-        self.settle()
-        self.asks_left = min(self.asks_left, 1)
+        self.poll()
+        self.calls_until_exact = min(self.calls_until_exact, 1)
 
     def parts(self) -> list[Any]:
-        """List all that kernels read of the graph now, tiles too, some of which may be dropped."""
-        stores = [self._built]
+        """List all that kernels may read of the graph, for a captured CUDA graph to keep alive.
+
+        Tiles too: ``drop_tiles`` may drop the graph's own reference later.
+        """
+        stores = [self._cache]
         for side in self._sides():
-            stores += [side._built, *([] if side.built is None else [side.built])]
+            stores += [side._cache, *([] if side.built is None else [side.built])]
         order = self.__dict__.get("order") if self.rows.arrays is None else self.order
         return [order, *(made for store in stores for _, made in store.items())]
 
     def freeze(self) -> bool:
-        """Wait for builds, make CSR and ``order``, and drop the ``arrays`` of each side."""
+        """Wait for builds, make CSR and ``order``, and drop ``arrays``: nothing changes after."""
         if self.rows.arrays is None or self._source is None:
             _ = self.order
             return True
@@ -245,26 +248,27 @@ class GraphTensors(TensorStore):
     freeze._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def numbered_csr(self) -> tuple[CSR, Any]:
-        """Return the rows that were built of edges as a CSR, and the numbers of its entries."""
+        """Return the rows built from edges as a CSR, and ``order``: as ``convert.numbered_csr``."""
         self.wait()
-        arrays = cast(Arrays, self.rows.arrays)
+        arrays = cast(BuiltArrays, self.rows.arrays)
         values = None if self.csr_values is None else from_tensor("values", self.csr_values)
-        order = from_tensor("perm", arrays.views[2]) if arrays.report.wait()[0].moved else None
-        return arrays.csr.with_data(values), order
+        *_, order = arrays.views
+        moved = arrays.report.wait()[0].moved
+        return arrays.csr.with_data(values), from_tensor("perm", order) if moved else None
 
     def numbered_csc(self) -> tuple[CSC, Any] | None:
-        """Return the columns that were built of edges as a CSC, and the places of its entries."""
+        """Return the columns built from edges as a CSC, and its entries' places in CSR order."""
         arrays = None if self._columns is None else self._columns.arrays
         if arrays is None:
             return None
         self.wait()
-        perm = arrays.views[2]
+        *_, perm = arrays.views
         values = None if self.csr_values is None else self.csr_values.index_select(0, perm)
         data = None if values is None else from_tensor("values", values)
         return arrays.csr.with_data(data).T, from_tensor("perm", perm)
 
     def inverse(self) -> Tensor:
-        """Return the inverse of ``order``: the place in CSR order of each edge of the user's."""
+        """Return the inverse of ``order``, which is not None: each edge's place in CSR order."""
         order = cast(Tensor, self.order)
 
         def make() -> Tensor:

@@ -14,7 +14,7 @@ from ...graph.built import slot
 from ...graph.graph import Graph
 from ...interop.torch import to_tensor
 from ..engine import checks
-from ..engine.recording import untraced
+from ..engine.recording import refuse_transforms, untraced
 from .edge_index import Remembered
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
@@ -113,7 +113,8 @@ _check_ids_outside: Any = untraced(_check_ids)
 def _make(
     graph: Graph, edge_type: Tensor | None, grouping: Grouping, ids: Tensor | None
 ) -> tuple[Group, ...]:
-    """Group the edges: their rows and columns are made, and types and ids checked."""
+    """Check types and ids, and group the edges; not within torch.func, which wraps what is made."""
+    refuse_transforms(graph)
     with torch.inference_mode(False), torch.no_grad():
         coo = graph.structure.tocoo()
         finish(coo.row)  # synchronize!

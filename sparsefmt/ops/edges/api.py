@@ -191,7 +191,11 @@ def _row(op: str, arguments: tuple[Arg, ...], *kernels: Kernel, **facts: Any) ->
 
 SDDMM = _row(
     "sddmm",
-    (Arg("x", "rows", (2, 3), also=("X",)), Arg("y", "cols", (2, 3), "x", also=("Y",)), *SCALES),
+    (
+        Arg("x", "rows", (2, 3), also=("X", "left")),
+        Arg("y", "cols", (2, 3), "x", also=("Y", "right")),
+        *SCALES,
+    ),
     *tiles_kernels.sddmm_kernels(cuda.sddmm),
     Kernel("sddmm_csr_numpy", small.sddmm, ("csr",), "cpu", refuses=small.refuses_products),
     *csr_kernels(cuda.sddmm, "sddmm_csr_balanced", "sddmm_csr_numba"),

@@ -1,7 +1,8 @@
 """Check the arguments of a call, by the row of its operation, for NumPy, CuPy and torch.
 
-``bind`` takes one quick look at each array.  What fails it goes to a check of the library: its
-error names the argument, its value and the mend, or it makes an array of the argument.
+``bind`` takes one quick look at each array.  What fails it goes to ``check`` of the library, which
+converts the argument to an array that kernels take, or raises an error that names the argument,
+its value and the mend.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,32 +32,32 @@ from .table import FIRST, Arg, Op
 
 TF32, BF16 = PRECISIONS = ("tf32", "bf16")  #: to what float32 features may be rounded
 
-#: The name of an argument that has been checked, and its array.
+#: An array that has been checked, behind the name of its argument in the user's call.
 Named = tuple[str, Any]
 
 
 def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
-    """Check the matrix and the arguments of a call, in this order; return them as arrays.
+    """Check the matrix and the arguments of a call; return them, as arrays, in the caller's order.
 
-    Names are those that users see, in ``op.named``.  None stays None where it is allowed, but for
-    values: those of the matrix itself are returned then.
+    Arguments come by their names in the user's function, see ``op.named``, each behind the one that
+    it is ``like``.  An optional None stays None, but if ``stored`` becomes values of the matrix.
     """
     library: Any = ARRAYS
     if isinstance(A, Format):
         shape = A.shape
         leaf = A.__dict__[A._array_fields[0]]
         kind: Any = type(leaf)
-        place = None if kind is np.ndarray else leaf.data.device_id
+        place: Any = None if kind is np.ndarray else leaf.data.device_id  # torch's: a device
         if checks.DEBUG:
             A.check()
     else:
         library = _libraries.get(type(A)) or sparse(A)  # which raises
-        kind, place, shape = library.kind, A.device, (A.n_rows, A.n_cols)
+        kind, place, shape = library.array_class, A.device, (A.n_rows, A.n_cols)
         if library.casts(A.kind):
             args = library.cast(op, A, args)
     floats, layout, named, results = library.floats, library.layout, op.named, [A]
     arrays = layout is None
-    bound: dict[str, Any] = {}  # the name that users see, and the array
+    bound: dict[str, Any] = {}  # by names of the row
     for name, value in args.items():
         arg = named[name]
         if value is None and arg.optional:
@@ -65,14 +66,15 @@ def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
                 if value is not None and value.dtype != bound[arg.like][1].dtype:
                     value = library.own_values(op, A, value, bound[arg.like])
         elif arg.rows:
-            axis, like, behind = arg.axis, bound.get(arg.like), arg.behind
+            axis, like, trailing = arg.axis, bound.get(arg.like), arg.trailing
+            # Vectors of heads may have an axis of length 1 before the heads, as in PyG.
             size = shape[axis] if axis is not None else A.nnz if arg.rows == "entries" else 1
             if not (
                 (type(value) is kind or (not arrays and isinstance(value, kind)))
                 and (value.dtype in floats if like is None else value.dtype == like[1].dtype)
                 and value.ndim in arg.quick
                 and value.shape[0] == size
-                and (like is None or not behind or value.shape[1:] == like[1].shape[behind])
+                and (like is None or not trailing or value.shape[1:] == like[1].shape[trailing])
                 and (place is None or place == (value.data.device_id if arrays else value.device))
                 and (not arg.is_copied if arrays else value.layout is layout)
             ):
@@ -87,7 +89,7 @@ def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
             value = arg.test(name, value)
         elif arg.check == "precision":
             precision(value, *bound[FIRST])
-        elif arg.check == "out":  # None has passed above: ``call`` allocates
+        elif arg.check == "out":  # for None, which is optional, ``call`` allocates
             inputs = [bound[each][1] if each in bound else None for each in op.names]
             ((wanted, of),) = op.results(A, *inputs)
             value = output(value, shape=wanted, like=of, inputs=inputs, A=A)
@@ -121,7 +123,7 @@ def word(name: str, value: object, allowed: Iterable[str]) -> str:
 
 
 def flag(name: str, value: object, kinds: Any = bool) -> bool:
-    """Check for True or False; ``kinds`` are the types that may say it."""
+    """Check for True or False, of one of the types ``kinds``."""
     if not isinstance(value, kinds):
         raise DtypeError(f"{name} is {value!r}: give True or False.")
     return bool(value)
@@ -134,7 +136,7 @@ def count_of_features(k: int, feat: int) -> None:
 
 
 def precision(value: object, name: str, X: Any) -> None:
-    """Check for one of ``PRECISIONS``, for float32 features."""
+    """Check for one of ``PRECISIONS``, beside float32 features of NumPy or CuPy."""
     if not (isinstance(value, str) and value in PRECISIONS):
         raise UnsupportedError(f'precision is {value!r}: use "tf32" or "bf16", or leave it out.')
     if X.dtype != np.float32:
@@ -147,16 +149,16 @@ def precision(value: object, name: str, X: Any) -> None:
 
 
 class Arrays:
-    """NumPy and CuPy; arrays of other libraries come in through DLPack, sequences are copied.
+    """Checks of NumPy's and CuPy's arrays, to which those of others are converted, and sequences.
 
-    ``bind`` asks a subclass, which ``register_library`` registers, about arrays of another library.
+    Its subclass for torch (``register_library``) replaces those that differ, and adds ``cast``.
     """
 
-    kind: Any = np.ndarray  #: of arrays
+    array_class: Any = np.ndarray
     floats: frozenset[Any] = frozenset(np.dtype(name) for name in ("float16", "float32", "float64"))
     layout: Any = None  #: of dense tensors; arrays have none
-    matrix, code = "A", "A"  #: how errors name the matrix, and write it in code
-    order = "in the order of A's data"  #: of values of entries, as errors say it
+    matrix, code = "A", "A"  #: the matrix in the sentences of errors, and in their code
+    order = "in the order of A's data"  #: of values of entries, in errors
 
     def own_values(self, op: Op, A: Any, values: Any, like: Named) -> Any:
         """Raise DtypeError: the matrix's own values have another dtype than ``like``."""
@@ -179,7 +181,7 @@ class Arrays:
         return self.finished(name, array, arg, narrow)
 
     def dense(self, name: str, value: Any, A: Any) -> Any:
-        """Return an array of the value; raise DtypeError if it is sparse or none."""
+        """Convert a value to an array, which stays on its device; raise DtypeError if sparse."""
         if isinstance(value, Format):
             product = ", or spgemm(A, S) for row-balanced features" * (value.format == "cbsr")
             dense = f"give a dense array, {name}.toarray(){product}"
@@ -192,7 +194,7 @@ class Arrays:
         _check_device(name, array, A)
 
     def is_float32(self, array: Any, arg: Arg) -> bool:
-        """Return True if an argument is float32, as it may be beside features of 2 bytes."""
+        """Return True if an argument is float32, which ``widens`` allows beside 2-byte features."""
         return bool(array.dtype == np.float32)
 
     def same_dtype(self, name: str, array: Any, like: Named, A: Any) -> None:
@@ -200,7 +202,7 @@ class Arrays:
         same_dtype(name, array, *like)
 
     def finished(self, name: str, array: Any, arg: Arg, narrow: bool) -> Any:
-        """Return a checked array as kernels take it: factors without strides, in float32."""
+        """Return a checked array as kernels take it: factors contiguous, and not of 2 bytes."""
         if arg.check != "factor":
             return array
         if narrow:
@@ -213,7 +215,7 @@ class Arrays:
     def features(self, name: str, x: Any, arg: Arg, A: Any, size: int, like: Named | None) -> str:
         """Return what is wrong with the shape of features."""
         axis, shape = _AXES[arg.rows], tuple(x.shape)
-        has = arg.axes.count  # Dynamo guards no numbers for ``in``
+        has = arg.axes.count  # torch.compile sets no guard on a number that ``in`` compares
         if x.ndim == 0:
             return (
                 f"is a single {x.dtype}, of shape (): give a matrix, one row per {axis} of "
@@ -233,7 +235,7 @@ class Arrays:
 
     def _unlike(self, x: Any, arg: Arg, like: Named | None) -> str:
         """Return what differs behind the rows of two arrays."""
-        if like is None or not arg.behind or x.shape[1:] == like[1].shape[1:]:
+        if like is None or not arg.trailing or x.shape[1:] == like[1].shape[arg.trailing]:
             return ""
         shapes = f"has shape {tuple(x.shape)} but {like[0]} has {tuple(like[1].shape)}"
         return f"{shapes}: give both the same heads and feature width"
@@ -265,18 +267,18 @@ class Arrays:
             if heads != of_like:
                 same = f"give both the same, or {like[0]} of shape (n_cols, feat) for all heads"
                 return f"has {heads} heads but {like[0]} has {of_like}: {same}"
-        if like and arg.behind and has(1) and x.shape != like[1].shape:
+        if like and arg.trailing and has(1) and x.shape != like[1].shape:
             return f"has shape {shape} but {like[0]} {tuple(like[1].shape)}: give the same"
         return self._unlike(x, arg, like)
 
     def scores(self, name: str, x: Any, arg: Arg, A: Any, size: int, like: Named | None) -> str:
         """Return what is wrong with the shape of scores; one head may have an axis or none."""
-        each, shape = ENDS[arg.rows], tuple(x.shape)
+        each, shape = _ENDS[arg.rows], tuple(x.shape)
         if like is None and x.ndim not in (1, 2):
             return f"has shape {shape}: give ({size},) or ({size}, heads), one score per {each}"
-        heads = shape[1:] if like is None else tuple(like[1].shape[arg.behind])
+        heads = shape[1:] if like is None else tuple(like[1].shape[arg.trailing])
         shapes = [(size,), (size, 1)] if heads in ((), (1,)) else [(size, *heads)]
-        if x.shape == shapes[0] or x.shape == shapes[-1]:  # dynamo guards no sizes for ``in``
+        if x.shape == shapes[0] or x.shape == shapes[-1]:  # not ``in``, see ``features``
             return ""
         each += " and head" * bool(heads) + f", {self.order}" * (arg.rows == "entries")
         sizes = f"{self.code}.shape == {(A.n_rows, A.n_cols)}, {self.code}.nnz == {A.nnz}"
@@ -308,9 +310,7 @@ def register_library(graph: type, library: Arrays) -> None:
 
 _AXES: dict[Any, str] = {"rows": "row", "cols": "column"}
 #: What scores belong to.
-ENDS: dict[Any, str] = {
-    **{"rows": "target", "cols": "source", "entries": "stored entry", "vertices": "vertex"}
-}
+_ENDS: Any = {"rows": "target", "cols": "source", "entries": "stored entry", "vertices": "vertex"}
 
 
 def _balanced(name: str, S: object, A: Format, size: int, like: Named | None) -> CBSR:
@@ -354,7 +354,7 @@ def _check_device(name: str, array: Array, A: Format) -> None:
 
 
 def structure(A: Format) -> Format:
-    """Return ``A`` without its values, where only the structure is read: conversions move less."""
+    """Return ``A`` without its values, so that conversions move less; a CSR or CBSR as it is."""
     return A if A.format in ("csr", "cbsr") else A.with_data(None)
 
 
@@ -369,7 +369,7 @@ def output(
     inputs: Sequence[Array | None],
     A: Format | None = None,
 ) -> Array:
-    """Check ``out``, which may overlap no input and no array of ``A``, or allocate one."""
+    """Check ``out``, which may overlap no input and no array of ``A``; allocate it for None."""
     on_cpu, kind = isinstance(like, np.ndarray), type(like)
     if out is None:
         if not on_cpu:
@@ -412,7 +412,7 @@ def _check_output(out: Any, shape: tuple[int, ...], like: Array) -> None:
 
 
 def _bounds_of(A: Format) -> tuple[tuple[int, int], ...]:
-    """Return the bounds of all that an operation may read of ``A``; they are computed once."""
+    """Return the bounds of the arrays of ``A``, and of those built for an SGT; cached."""
     cached: tuple[Array | None, tuple[tuple[int, int], ...]] | None = A.__dict__.get("_bounds")
     if cached is None or cached[0] is not A.data:
         cached = A.data, tuple(map(_bounds, A._arrays().values()))
@@ -421,7 +421,7 @@ def _bounds_of(A: Format) -> tuple[tuple[int, int], ...]:
 
 
 def _bounds(a: Any) -> tuple[int, int]:
-    """Return where an array begins and ends; nowhere if it has no values."""
+    """Return the addresses where an array begins and ends; (0, 0) if it has no values."""
     on_cpu, nbytes = isinstance(a, np.ndarray), a.nbytes
     start = a.__array_interface__["data"][0] if on_cpu else a.data.ptr
     if nbytes and not (a.flags.c_contiguous if on_cpu else is_contiguous(a)):

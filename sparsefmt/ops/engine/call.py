@@ -27,26 +27,26 @@ from ...formats.sgt import SGT
 from . import table
 from .jit import ITEMSIZE, filling
 from .memory import Memory, memories, memory_of
-from .structure import VALUES, Structure, has_tiles, rows_alone, structure_of, tiled, transposed
+from .structure import VALUES, Structure, all_tiles, has_tiles, rows_alone, structure_of, transposed
 from .table import Kernel, Op
 from .transpose import in_csr_order, in_own_order
 
 
 class Question(Protocol):
-    """A question of ``explain``, which hears of the calls of its context."""
+    """A question of ``explain`` or ``explaining``, which kernels calls choose."""
 
     def runs(self, row: Op, A: Any, *args: Any, **options: Any) -> bool:
-        """Note which kernel the call chooses; return True if it is also to run."""
+        """Note which kernel the call chooses; return True if the call is also to run."""
 
 
-#: The question that is asked in this context, None if there is none.
+#: The question that each call of an ``Op`` in this context answers first, None if there is none.
 question: ContextVar[Question | None] = ContextVar("question", default=None)
 
 
 class Result(NamedTuple):
-    """A result of a case: as many rows as the structure's ``rows`` counts, each of that shape.
+    """A result of a case, of shape (n, *shape), where ``rows`` names the field of S that is n.
 
-    Where ``rows`` is empty it has the shape itself.
+    If ``rows`` is "" it has the shape itself.
     """
 
     shape: tuple[int, ...]
@@ -58,20 +58,21 @@ class Result(NamedTuple):
 class Prepared:
     """The launches of a case and its results.
 
-    A launch takes the arguments of these names: those of the kernel, the structure's ``"indptr",
-    "indices", "start", "slot", "cut", "long"`` and ``"nnz"``, the results ``"out"`` and
-    ``"out_1"``, and ``"workspace"`` and ``"workspace_end"``, whose bytes ``workspace`` counts.
-    ``""`` is a null pointer, a number stands for itself, and ``(name, bytes)`` for an address so
-    far behind that one.  Of a transpose there are ``"t_indptr"`` to ``"t_cut"``, and ``"perm"``.
+    A launch is a function and the names of what it takes: arguments of the launcher, the ``VALUES``
+    of the structure (see ``Chunks``), results ``"out"`` and ``"out_1"``, and ``"workspace"`` and
+    ``"workspace_end"``, if ``workspace`` asks for bytes; of a transpose ``"t_indptr"`` to
+    ``"t_cut"``, and ``"perm"``.  A number stands for itself, ``(name, bytes)`` for an address so
+    far behind that one, and ``""``, as any name that the case does not have, for a null pointer.
+    Only kernels of one result take an ``out`` of the caller's.
     """
 
-    launches: tuple[tuple[Callable[..., None], Any], ...]  #: with names; ``call`` makes a getter
+    launches: tuple[tuple[Callable[..., None], Any], ...]  #: names; ``_prepare`` makes a getter
     results: tuple[Result, ...]
     workspace: tuple[int, int] = (0, 0)  #: bytes before ``workspace_end``, and in all
     finish: Callable[[list[Any]], Any] = tuple  #: makes what a call returns of the results
     lasts: bool = True  #: whether later calls of the case may launch the same
-    constants: tuple[float, ...] = ()  #: ``call`` collects them
-    parts: tuple[tuple[int, int], ...] = ()  #: likewise: places of addresses, and bytes
+    constants: tuple[float, ...] = ()  #: numbers among the names, which ``_prepare`` collects
+    parts: tuple[tuple[int, int], ...] = ()  #: likewise of ``(name, bytes)``, with places for names
 
 
 def zeroed(S: Structure, results: Sequence[Result]) -> Prepared:
@@ -88,31 +89,33 @@ _ON_GPU = ("csr", True)  # as every ``Structure``
 MAX_CASES = 256
 
 
-def _unshared(_: Structure) -> None:
-    """Return None: launches depend on all sizes, so structures share none of them."""
+def _all_sizes(_: Structure) -> None:
+    """Return None for ``sizes``: launches depend on all numbers of a structure."""
 
 
 class Launcher:
-    """A kernel on a GPU whose launches are prepared once for a case.
+    """A kernel on a GPU whose launches are prepared at the first call of a case.
 
-    ``prepare(S, m, *arguments, out=..., **options)`` returns the ``Prepared`` launches, or for a
-    case that needs more a function ``(A, *arguments, out=..., **options)``, which is called in
-    their place, with the CSR or structure of the call.  It may depend on what ``Memory.case``
-    lists, on ``sizes(S)``, and on what structures built in one layout share (``Structure.alike``;
-    that of a CSR shares nothing), but on no other number of rows or entries; where sizes are None,
-    which they are if left out, on all.
+    ``prepare(S, m, *arguments, out=..., **options)`` returns the ``Prepared`` launches, which later
+    calls of the case repeat with their own addresses; or, where launches alone will not do, a
+    function ``(A, *arguments, out=..., **options)`` that these calls run instead.  So it may depend
+    on what ``Memory.case`` lists, and on no address.  If ``sizes(S)`` is None, as by default, it
+    may depend on all numbers in ``S``: launches are of this structure alone.  Else graphs built
+    from edges share them, if they have the same ``sizes(S)`` and memory laid out alike
+    (``Structure.alike``): it may depend on these, and on no other number of rows or entries.
 
-    With ``in_place``, names of arguments whose rows may lie at any distance, arrays come to it as
-    kernels read them: those contiguous by rows, scales in float32 at least, all others contiguous.
-    ``names`` are those of what ``prepare`` takes as ``*arguments``, behind its own.
-    ``structure(A, *arguments, **options)`` replaces what kernels see of a matrix.  With two
-    ``structures`` the transpose comes before the arguments, and is made if a call has none.
+    ``in_place`` names arguments whose rows may lie at any distance.  If it is given, arrays come
+    as kernels read them: these contiguous by rows, scales in float32 at least, others contiguous;
+    what is not so is copied at each call.  ``names`` are those of what ``prepare`` takes as
+    ``*arguments``, behind its own.  ``structure(A, *arguments, **options)`` replaces
+    ``structure_of(A)``.  With two ``structures`` the transpose and its permutation come before the
+    arguments, and are made if a call has None for them.
     """
 
     def __init__(
         self,
         prepare: Callable[..., Any],
-        sizes: Callable[[Structure], Hashable] = _unshared,
+        sizes: Callable[[Structure], Hashable] = _all_sizes,
         structures: int = 1,
         *,
         in_place: tuple[str, ...] | None = None,
@@ -166,7 +169,7 @@ _NOTHING: tuple[Any, ...] = None, None, None, ()
 
 
 def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
-    """Run the first kernel of a row that takes these arguments.
+    """Run the first kernel of a row that does not refuse these arguments.
 
     Parameters
     ----------
@@ -187,7 +190,7 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
         or (isinstance(A, CSR) and type(A.indices) is not np.ndarray)
         or (A is None and type(args[0]) is not np.ndarray)
     ):
-        inputs = args if row.structures < 2 else args[2:]  # behind the transpose and its numbers
+        inputs = args if row.structures < 2 else args[2:]  # behind a transpose and its order
         x = inputs[0]
         if row.structure is not None:  # before ``structure_of``, which builds chunks
             S = row.structure(A, *args, **options)
@@ -206,16 +209,16 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
         if row.structures == 2:
             args, case, T, of_transpose = _transpose_first(row, m, A, args, case)
         prepared = decided.get(case)
-    if prepared is None or tiled:
-        # The choice among tiles depends on what has been built of them by now.
-        anew = bool(tiled) and S is not None and type(row) is Op and has_tiles(S)
+    if prepared is None or all_tiles:
+        # Tiles may have been built or dropped since: with them a row chooses at each call.
+        anew = bool(all_tiles) and S is not None and type(row) is Op and has_tiles(S)
         if prepared is None or anew:
             for kernel in row.candidates[_ON_GPU if kind is Structure else place_of(A, args)]:
                 if kernel.refuses is None or not kernel.refuses(A, *args, **options):
                     break
             else:
                 raise _refusal(row, A, args, options)
-            # Chosen anew, a Launcher comes back here as a row of its own, whose launches are kept.
+            # A Launcher chosen anew is called as a row of its own, whose launches are kept.
             if S is None or anew or type(kernel.run) is not Launcher:
                 try:
                     out = kernel.run(A, *args, **options)
@@ -247,7 +250,7 @@ def _keep(decided: dict[Any, Any], case: tuple[Any, ...], prepared: Any) -> None
     """Keep what was prepared for a case, if later calls may launch the same."""
     if getattr(prepared, "lasts", True):
         if len(decided) >= MAX_CASES:
-            decided.clear()
+            decided.clear()  # for all structures that share it
         decided[case] = prepared
 
 
@@ -262,9 +265,9 @@ def _refusal(row: Any, A: Any, args: tuple[Any, ...], options: dict[str, Any]) -
 def _transpose_first(
     row: Op | Launcher, m: Memory, A: CSR, args: tuple[Any, ...], case: tuple[Any, ...]
 ) -> tuple[tuple[Any, ...], tuple[Any, ...], Structure, tuple[int, ...]]:
-    """Return arguments and case with a transpose, its structure, and what launches may take of it.
+    """Return arguments and case with a transpose, its structure and its ``_OF_TRANSPOSE`` values.
 
-    It is made if the arguments have none.
+    The transpose is made if it is None among the arguments; the case tells how its work is cut.
     """
     T, perm = sides = args[:2] if args[0] is not None else transposed(A)
     T = T if type(T) is Structure else (row.structure or structure_of)(T)
@@ -286,7 +289,7 @@ def _prepare(
     launcher: Launcher, S: Structure, T: Structure | None, m: Memory, args: tuple[Any, ...],
     options: dict[str, Any],
 ) -> Any:  # fmt: skip
-    """Prepare the launches of a case, and how their arguments are picked from all values."""
+    """Prepare the launches of a case, with places in ``call``'s values: every, constants, parts."""
     names = *launcher.arguments[: len(args)], *options
     arrays = *args, *options.values()
     if launcher.in_place is not None:
@@ -326,7 +329,7 @@ def _prepare(
 
 
 def _copy_first(launcher: Launcher, A: Any, *args: Any, **options: Any) -> Any:
-    """Run a launcher on copies of those arrays that its kernel cannot read."""
+    """Run a launcher with copies of those arrays that its kernel cannot read, another case."""
     sides, args = ((), args) if launcher.structures < 2 else (args[:2], args[2:])
     names = *launcher.arguments[: len(args)], *options
     copies = launcher.read(memory_of(args[0]), names, (*args, *options.values()))
@@ -338,7 +341,7 @@ def _copy_first(launcher: Launcher, A: Any, *args: Any, **options: Any) -> Any:
 
 
 def convert_to_csr(op: str) -> Kernel:
-    """Make the last kernel of an operation on CSR, which converts other formats."""
+    """Make the last kernel of an operation on CSR, which converts other formats at each call."""
 
     def run_on_csr(A: Format, *args: Any, **options: Any) -> Any:
         row, (B, perm) = table.find(op), _csr_of(A)
@@ -369,7 +372,7 @@ def _csr_of(A: Format) -> tuple[CSR, Array | None]:
 def _run_in_own_order(
     op: Op, B: CSR, perm: Array, args: tuple[Any, ...], options: dict[str, Any]
 ) -> Any:
-    """Run on ``B`` what has its values in another order; ``perm`` are the numbers there."""
+    """Run on ``B``, whose e-th entry is ``perm[e]`` for the caller; move values there and back."""
     names = (None,) * 2 * (op.structures == 2) + op.names
     args_of_csr = (
         in_csr_order(value, perm) if name in op.entries else value
@@ -380,8 +383,6 @@ def _run_in_own_order(
         with on_device_of(out), allocating(f"{out.nbytes} bytes of values in CSR order"):
             options["out"] = namespace(out).empty_like(out)
     result = call(op, B, *args_of_csr, **options)
-    if result is None or question.get() is not None:
-        return out  # ``explain`` runs nothing
     if op.returns == 1:
         return in_own_order(result, perm, out) if op.entry_results else result
     results = list(result)

@@ -27,7 +27,7 @@ _lock = Lock()
 
 
 class Sizes(NamedTuple):
-    """What the shapes of results depend on: of a matrix, or of a tracer's stand-in for one."""
+    """Sizes of a matrix, or of a tracer's stand-in: what shapes of results depend on."""
 
     n_rows: int
     n_cols: int
@@ -81,11 +81,12 @@ class Structure(Deciding):
     #: Of a CSR that a stream is building, what it will find; until then ``blocks`` and ``n_cuts``
     #: are the most there can be, which only costs: kernels find nothing to do in those beyond.
     report: Any = field(default=None, repr=False, compare=False)
-    half: int = field(default=0, repr=False, compare=False)  #: its place in what the report tells
+    half: int = field(default=0, repr=False, compare=False)  #: its place in ``report.findings``
     _decided: dict[Hashable, Any] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
-    #: What was decided for all CSRs that have room for as much, None where that is its own.
+    #: What was decided for all structures in memory laid out as this one's, by a build from edges;
+    #: None for that of a CSR, which shares nothing.
     alike: dict[Hashable, Any] | None = field(init=False, default=None, repr=False, compare=False)
     #: What ``call`` has prepared, by the name of what chooses, and by case.
     decided: dict[str, dict[Hashable, Any]] = field(
@@ -112,7 +113,7 @@ class Structure(Deciding):
 
 
 def structure_of(A: CSR | Structure) -> Structure:
-    """Return the structure of a CSR on a GPU, built once; itself for a structure."""
+    """Return the structure of a CSR on a GPU, which is built once and kept with the CSR."""
     if isinstance(A, Structure):
         return A
     built = A._built()
@@ -199,8 +200,8 @@ class BuiltThere(Built):
 
 
 _at: WeakValueDictionary[Place, BuiltThere] = WeakValueDictionary()
-#: References to the tiles that were prepared for a structure on a GPU, while they live.
-tiled: set[Any] = set()
+#: References to all tiles prepared for structures on a GPU; each goes with its tiles.
+all_tiles: set[Any] = set()
 
 
 def built_for(S: Structure, make_csr: Callable[[], CSR]) -> BuiltThere:

@@ -56,29 +56,31 @@ class Arg:
     #: What it has a row or a value for: each row, column, stored entry, vertex of a square matrix,
     #: or head.  None: nothing to check.
     rows: Literal["rows", "cols", "entries", "vertices", "heads"] | None = None
-    axes: tuple[int, ...] = (1,)  #: how many it may have
-    like: str = ""  #: the argument whose dtype it must have
-    #: What else it has of that: the shape behind its rows, the heads, or neither.
+    axes: tuple[int, ...] = (1,)  #: numbers of axes that it may have
+    like: str = ""  #: an earlier argument, whose dtype it must have
+    #: What it must have alike beside the dtype: the shape behind its rows, the heads, or neither.
     alike: Literal["shape", "heads", "dtype"] = "shape"
     optional: bool = False  #: whether it may be None
     stored: bool = False  #: whether None stands for the values that the matrix stores
     kind: str = "Tensor"  #: in a schema
     default: str = ""  #: in a schema, of an argument that may be left out
     words: tuple[str, ...] = ()  #: those that a string may be
-    also: tuple[str, ...] = ()  #: its names in public functions
-    score: bool = False  #: whether it has a score of each head
+    also: tuple[str, ...] = ()  #: its other names, in public functions
+    score: bool = False  #: whether it has a score for each head, or for one head without an axis
     balanced: bool = False  #: whether public functions take a CBSR for it
-    test: Callable[[str, Any], Any] | None = None  #: what checks a value that is no array
-    # What ``bind`` looks up
-    check: str = field(default="", init=False)  #: which check
-    behind: slice | None = field(default=None, init=False)  #: the part of ``like``'s shape it has
-    quick: tuple[int, ...] = field(default=(), init=False)  #: axes that a quick look knows
+    #: ``test(name, value)`` checks a value that is no array; it returns it, or another one.
+    test: Callable[[str, Any], Any] | None = None
+    # What follows from that, for ``bind``
+    check: str = field(default="", init=False)  #: which check, a method of ``bind.Arrays``
+    #: Part of the shape of ``like`` that its own shape behind the rows must equal, if any.
+    trailing: slice | None = field(default=None, init=False)
+    quick: tuple[int, ...] = field(default=(), init=False)  #: axes that pass the quick look
     widens: bool = field(default=False, init=False)  #: whether it may be float32 beside 2 bytes
-    is_copied: bool = field(default=False, init=False)  #: whether arrays have no quick look
-    axis: int | None = field(default=None, init=False)  #: of the matrix, which it has a row for
+    is_copied: bool = field(default=False, init=False)  #: NumPy's and CuPy's pass no quick look
+    axis: int | None = field(default=None, init=False)  #: of the matrix: a row for each of it
 
     def __post_init__(self) -> None:
-        """Choose the check that ``bind`` runs, and what a quick look compares."""
+        """Choose the check of ``bind``, and what its quick look compares."""
         check = _CHECKS.get(self.kind, "") if self.test is None else ""
         if self.rows is not None:
             check = "features" if self.axes != (1,) else "factor"
@@ -90,7 +92,7 @@ class Arg:
         axes = (1,) if self.alike == "dtype" else self.axes
         self.__dict__["quick"] = () if self.balanced else axes
         if self.like and check != "factor":
-            self.__dict__["behind"] = _BEHIND.get(self.alike)
+            self.__dict__["trailing"] = _TRAILING.get(self.alike)
 
     @property
     def schema(self) -> str:
@@ -103,7 +105,7 @@ class Arg:
 FIRST = "*"
 _CHECKS = {"str": "word", "precision": "precision", "out": "out"}
 _AXES: dict[str | None, int] = {"rows": 0, "vertices": 0, "cols": 1}
-_BEHIND = {"shape": slice(1, None), "heads": slice(1, -1)}
+_TRAILING = {"shape": slice(1, None), "heads": slice(1, -1)}
 #: Arguments of public functions that no schema has.
 PRECISION, OUT = (Arg(name, optional=True, kind=name) for name in ("precision", "out"))
 SCALES = (
@@ -143,10 +145,11 @@ class Op:
     candidates: dict[tuple[str, bool], tuple[Kernel, ...]] = field(init=False, repr=False)
     names: tuple[str, ...] = field(init=False, repr=False)  #: of the arguments behind structures
     named: dict[str, Arg] = field(init=False, repr=False)  #: arguments by all their names
-    #: Of an operation whose launches are prepared, see ``call.Launcher``: numbers of a structure
-    #: that they depend on.  None: its kernels are chosen anew for each call.
+    #: ``sizes`` of its first ``call.Launcher``: what prepared launches depend on.  None if it has
+    #: no launcher: nothing is prepared on a GPU, and each call chooses a kernel anew.
     sizes: Callable[..., Any] | None = field(init=False, repr=False)
-    structure: Callable[..., Any] | None = field(init=False, repr=False)  #: likewise
+    #: ``structure`` of that launcher; its other launchers have the same.
+    structure: Callable[..., Any] | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Look up arguments by name, sort the kernels, and announce the operation."""

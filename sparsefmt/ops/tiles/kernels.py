@@ -13,7 +13,7 @@ from ...formats.arrays import Array, import_cupy, is_cupy
 from ...formats.base import Format
 from ...formats.sgt import SGT
 from ..engine.bind import TF32
-from ..engine.structure import Structure, tiled
+from ..engine.structure import Structure, all_tiles
 from ..engine.table import Kernel
 from . import cuda, cuda_edges
 from .costs import Costs
@@ -63,7 +63,7 @@ def against_spmm(
     **__: Any,
 ) -> list[str]:  # fmt: skip
     """List the reasons against tensor cores; entries are split only if there is no other one."""
-    if A.format == "csr" and precision is None and not tiled:
+    if A.format == "csr" and precision is None and not all_tiles:
         return _IS_CSR
     tiles, reasons = _tiles_for(A, x, precision)
     if tiles is None:
@@ -89,7 +89,7 @@ def against_sddmm(
     **__: Any,
 ) -> list[str]:
     """List the reasons against tensor cores; entries are split only if there is no other one."""
-    if A.format == "csr" and precision is None and not tiled:
+    if A.format == "csr" and precision is None and not all_tiles:
         return _IS_CSR
     tiles, reasons = _tiles_for(A, X, precision)
     if tiles is None or reasons:

@@ -16,7 +16,7 @@ from ...formats.base import Built, Format
 from ...formats.compressed import CSR
 from ...formats.sgt import SGT
 from ..engine.memory import memory_of
-from ..engine.structure import Structure, built_at, structure_of, tiled
+from ..engine.structure import Structure, all_tiles, built_at, structure_of
 from . import costs as tile_costs
 from .costs import Costs
 from .split import Split
@@ -229,7 +229,7 @@ class PreparedTiles:
         self.sgt, self.costs, self.refuses_float32 = sgt, costs, refuses_float32
         self._shares, self._view = shares, view
         self._built = Built()
-        tiled.add(ref(self, tiled.discard))
+        all_tiles.add(ref(self, all_tiles.discard))
 
     def operands(self, costs: Costs) -> Operands | None:
         """Return the operands; None where no entry pays, or a capture would have to build them."""
@@ -264,7 +264,7 @@ class PreparedTiles:
 def tiles_of(A: Format | Structure) -> OwnTiles | PreparedTiles | None:
     """Find the tiles that a matrix brings, or that were prepared for it; None without any."""
     if type(A) is Structure:
-        built = built_at(A) if tiled else None
+        built = built_at(A) if all_tiles else None
         return None if built is None else built.parts.get("tiles")
     return OwnTiles(A) if isinstance(A, SGT) else None
 
