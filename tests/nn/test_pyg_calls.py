@@ -224,52 +224,6 @@ def test_of_several_loops_the_last_counts_as_in_pyg():
     assert (found.abs() < 1e-12).tolist() == [True, True, True, True, False, False]
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "text"),
-    [
-        (lambda: nn.SAGEConv(-1, OUT, project=True), ShapeError, "in_channels is -1 and project"),
-        (lambda: nn.GCNConv(-2, OUT), ShapeError, "in_channels is -2: give 1 or more, or -1"),
-        (lambda: nn.GCNConv(FEAT, -1), ShapeError, "out_channels is -1: give 1 or more"),
-        (lambda: nn.SGConv(FEAT, OUT, K=-1), ShapeError, "K is -1: give 0 or more"),
-        (lambda: nn.TAGConv(FEAT, OUT, K=1.0), DtypeError, "K is 1.0: give an integer"),
-        (lambda: nn.GCNConv(FEAT, OUT, flow="up"), ShapeError, "flow is 'up': give"),
-        (lambda: nn.GCNConv(FEAT, OUT, k=2, aggr="max"), UnsupportedError, "'max' beside k"),
-        (
-            lambda: nn.GINConv(Linear(2, 2), sample=2, aggr="mean"),
-            UnsupportedError,
-            "'mean' beside",
-        ),
-        (lambda: nn.SAGEConv(FEAT, OUT, ["mean", "max"], k=2), UnsupportedError, "beside k or a"),
-        (lambda: nn.SAGEConv(FEAT, OUT, 3), DtypeError, "aggr is 3: give one of 'sum', .* a list"),
-        (lambda: nn.SAGEConv(FEAT, OUT, Linear(2, 2)), DtypeError, r"aggr is Linear\(.* a module"),
-        (lambda: nn.SAGEConv(FEAT, OUT, ["max", 3]), DtypeError, r"aggr is \['max', 3\]: give"),
-        (lambda: nn.SAGEConv(FEAT, OUT, pyg.aggr.SumAggregation), DtypeError, "a module of"),
-        (
-            lambda: nn.SAGEConv(FEAT, OUT, aggr_kwargs=3),
-            DtypeError,
-            "aggr_kwargs is 3: give a dict",
-        ),
-        (
-            lambda: nn.SAGEConv(FEAT, OUT, "lstm", aggr_kwargs=3),
-            DtypeError,
-            "aggr_kwargs is 3: give a dict",
-        ),
-        (
-            lambda: nn.SAGEConv(FEAT, OUT, "softmax", aggr_kwargs={"zz": 1}),
-            UnsupportedError,
-            "aggr_kwargs is {'zz': 1}, which PyG's aggregation 'softmax' does not take: .*zz",
-        ),
-        (lambda: nn.GINEConv(3), DtypeError, "nn is 3: give a module"),
-        (lambda: nn.GCNConv(FEAT, OUT, foo=1), TypeError, "GCNConv got an unexpected .* 'foo'"),
-        (lambda: nn.GINEConv(torch.nn.ReLU(), edge_dim=2), ShapeError, "nn begins with a ReLU"),
-        (lambda: nn.GINEConv(Linear(2, 2), edge_dim=0), ShapeError, "edge_dim is 0: give 1 or"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(make, error, text):
-    with pytest.raises(error, match=text):
-        make()
-
-
 @pytest.mark.parametrize("shape", [(0, N, FEAT), (2, 0, N, FEAT)])
 def test_gine_takes_a_batch_of_none(shape):
     x, given = numbers(*shape).requires_grad_(), edges()
