@@ -12,7 +12,7 @@ from torch.optim import SGD, Adam, AdamW  # noqa: E402
 from sparsefmt import Graph  # noqa: E402
 from sparsefmt.nn import GATConv, GCNConv, SAGEConv  # noqa: E402
 
-N, WIDTH, CLASSES = 200, 16, 4
+N, WIDTH, CLASSES = 60, 16, 4
 STEPS = {"cuda": 20, "cpu": 4}
 
 

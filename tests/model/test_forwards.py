@@ -179,7 +179,7 @@ def test_questions_have_the_answers_of_the_plain_model(question, training):
     planned, plain, graph = pair(ASKED[question])
     x = features()
     planned.x = plain.x = x
-    found = optimize(planned, graph, x=x, training=training)
+    found = optimize(planned, graph, x=x, training=training, mode="model")
     assert set(found.layers) == {"first", "last"}
     planned_away(planned.first)
     for model in (planned, plain):
@@ -305,14 +305,14 @@ def test_a_changed_model_computes_what_the_plain_one_does(change, when):
     planned, plain, graph = pair()
     x = features()
     if when == "after":
-        optimize(planned, graph, x=x)
+        optimize(planned, graph, x=x, mode="model")
         planned_away(planned.first)
         planned(x, graph)
     for model in (planned, plain):
         torch.manual_seed(7)
         CHANGED[change](model)
     if when == "before":
-        found = optimize(planned, graph, x=x)
+        found = optimize(planned, graph, x=x, mode="model")
         left = {"first", "last"} - found.layers.keys()
         assert all(f"{name}: runs as it did, since" in found.explain() for name in left)
     for training in (False, True):

@@ -13,11 +13,30 @@ def numbers(*shape, seed=0, device="cpu"):
     return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device)
 
 
+def seed(number, device="cpu"):
+    """Seed the generators of the CPU and of a device, not of all devices: that takes 2 ms."""
+    torch.default_generator.manual_seed(number)
+    if torch.device(device).type == "cuda":
+        torch.cuda.manual_seed(number)
+
+
+def make(library, kind, width, out, **options):
+    """Make a layer by the name of its class; GIN's network is a linear map."""
+    layer = getattr(library, kind)
+    if kind == "AGNNConv":
+        return layer(**options)
+    if "GIN" in kind:
+        return layer(torch.nn.Linear(width, out), **options)
+    more = {"RGCNConv": {"num_relations": 2}, "FastRGCNConv": {"num_relations": 2}}
+    more |= {"SGConv": {"K": 2}, "TAGConv": {"K": 2}}
+    return layer(width, out, **more.get(kind, {}) | options)
+
+
 def both(make, device="cpu"):
     """Ours and PyG's, drawn at the same seed, in float64."""
     made = []
     for library in (nn, pyg):
-        torch.default_generator.manual_seed(5)  # not devices too, for 2 ms
+        seed(5, device)
         made.append(make(library).double().to(device))
     return made
 
@@ -32,18 +51,20 @@ def outcome(layer, x, edges, given=None, *, change=lambda y: y):
 
     The result is copied after ``change``, which may write to it.
     """
-    torch.default_generator.manual_seed(6)  # for parameters that the first call draws
     given = given or {}
     floats = {
         k: v.clone().requires_grad_()
         for k, v in given.items()
         if torch.is_tensor(v) and v.is_floating_point()
     }
-    leaves = [one.clone().requires_grad_() for one in x]
+    leaves = [one.clone().requires_grad_(one.is_floating_point()) for one in x]
+    seed(6, leaves[0].device)  # for parameters that the first call draws
     one = leaves[0] if len(leaves) == 1 else tuple(leaves)
     y = change(layer(one, edges, **(given | floats)))
     y = tree_leaves(y)  # and the weights of edges, of some
+    leaves = [one for one in leaves if one.requires_grad]
     wanted = [*leaves, *floats.values(), *filter(is_made, layer.parameters())]
+    wanted = [one for one in wanted if one.requires_grad]
     loss = sum(
         (one * numbers(*one.shape, seed=7, device=one.device)).sum()
         for one in y

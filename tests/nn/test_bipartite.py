@@ -42,14 +42,6 @@ def edges(shape, device):
     return torch.stack(ends).to(device)
 
 
-@pytest.mark.parametrize("kind", ["SAGEConv", "GATConv", "GATv2Conv"])
-def test_two_widths_take_one_set_of_vertices_as_pygs_do(device, kind):
-    mine, other = (getattr(one, kind)((4, 4), OUT).to(device).double() for one in (ours, conv))
-    mine.load_state_dict(other.state_dict())
-    x, given = vertices("gin", (7, 7), device)[0], edges((7, 7), device)
-    torch.testing.assert_close(mine(x, given), other(x, given))
-
-
 @pytest.mark.parametrize("options", [{"k": 2}, {"sample": 2, "training_sample": 2}])
 @pytest.mark.parametrize("kind", ["SAGEConv", "GINConv"])
 def test_maxk_and_samples_between_one_set_are_those_of_the_layer(device, kind, options):
@@ -97,25 +89,6 @@ def test_ends_that_do_not_fit_are_refused(name):
     ):
         with pytest.raises(error, match=text):
             call()
-
-
-def test_scores_of_both_ends_need_features_of_targets():
-    mine = LAYERS["gatv2"]().double()
-    x = vertices("gatv2", (9, 5), "cpu")[0], None
-    with pytest.raises(DtypeError, match=r"x\[1\] is None: scores are of both ends"):
-        mine(x, edges((9, 5), "cpu"))
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "text"),
-    [
-        (lambda: ours.SAGEConv((3, 4, 5), 6), ShapeError, r"in_channels is \(3, 4, 5\): give"),
-        (lambda: ours.SAGEConv((3, 0), 6), ShapeError, r"in_channels\[1\] is 0: give 1 or more"),
-        (lambda: ours.GATConv((3, "a"), 6), DtypeError, r"in_channels\[1\] is 'a': give an"),
-        (lambda: ours.GATv2Conv((3.0, 4), 6), DtypeError, r"in_channels\[0\] is 3.0: give an"),
-        (lambda: ours.GCNConv((3, 4), 6), DtypeError, r"in_channels is \(3, 4\): give an integer"),
-    ],
-)
-def test_channels_that_are_no_pair_are_refused(make, error, text):
-    with pytest.raises(error, match=text):
-        make()
+    if name == "gatv2":
+        with pytest.raises(DtypeError, match=r"x\[1\] is None: scores are of both ends"):
+            mine((x[0], None), given)

@@ -1,6 +1,7 @@
 """Graphs of several types through PyG's own tools, with our layers in the place of PyG's."""
 
 import io
+import pickle
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn")
 
+from pyg_cases import make  # noqa: E402
 from torch_geometric.data import Batch, HeteroData  # noqa: E402
 from torch_geometric.explain.algorithm.utils import clear_masks, set_masks  # noqa: E402
 from torch_geometric.utils import get_embeddings, get_num_hops, trim_to_layer  # noqa: E402
@@ -56,6 +58,30 @@ def assert_alike(expected, found):
         assert torch.allclose(found[key], one, rtol=0, atol=1e-10)
 
 
+def pair(build, given, *more, device):
+    """Models with PyG's layers and with ours, with equal parameters, and what runs them.
+
+    The first call draws those that waited for a width.
+    """
+
+    def run(model, x):
+        found = model(x, given.edge_index_dict, *more)
+        return {key: y for key, y in found.items() if y is not None}
+
+    models = []
+    for lib in (pyg, nn):
+        torch.manual_seed(5)
+        models.append(build(lib).double().to(device))
+        torch.manual_seed(6)
+        run(models[-1], given.x_dict)
+    theirs, ours = models
+    state = theirs.state_dict()
+    assert list(state) == list(ours.state_dict())
+    assert all(torch.equal(one, state[key]) for key, one in ours.state_dict().items())
+    ours.load_state_dict(state)
+    return theirs, ours, run
+
+
 def assert_trains_alike(theirs, ours, run, features):
     """Results, and the gradients of all parameters and features."""
     gradients = []
@@ -73,21 +99,9 @@ def assert_trains_alike(theirs, ours, run, features):
 
 @pytest.mark.parametrize("aggr", ["sum", "mean", "max", "cat", None])
 def test_hetero_conv_is_pyg_s(device, aggr):
-    given, models = data(device=device), []
-    for lib in (pyg, nn):
-        torch.manual_seed(5)
-        model = pyg.HeteroConv(relations(lib), aggr=aggr).double().to(device)
-        torch.manual_seed(6)
-        model(given.x_dict, given.edge_index_dict)  # draws what waited for a width
-        models.append(model)
-    theirs, ours = models
-    state = theirs.state_dict()
-    assert all(torch.equal(one, state[key]) for key, one in ours.state_dict().items())
-    ours.load_state_dict(state)
-
-    def run(model, x):
-        return model(x, given.edge_index_dict)
-
+    given = data(device=device)
+    build = lambda lib: pyg.HeteroConv(relations(lib), aggr=aggr)  # noqa: E731
+    theirs, ours, run = pair(build, given, device=device)
     if aggr is None:
         assert_alike(run(theirs, given.x_dict), run(ours, given.x_dict))
     else:
@@ -96,20 +110,20 @@ def test_hetero_conv_is_pyg_s(device, aggr):
         assert_alike(run(theirs, given.x_dict), ours(given.x_dict, graphs))
 
 
+def of_edges(lib):
+    of_authors = lib.GATv2Conv((4, 6), 8, edge_dim=2, add_self_loops=False)
+    layers = {CITES: lib.GINEConv(torch.nn.Linear(6, 8), edge_dim=2), WRITES: of_authors}
+    return pyg.HeteroConv(layers)
+
+
 def test_hetero_conv_hands_on_features_of_edges(device):
-    given, models = data(device=device), []
-    for lib in (pyg, nn):
-        torch.manual_seed(5)
-        network = torch.nn.Linear(6, 8)
-        of_authors = lib.GATv2Conv((4, 6), 8, edge_dim=2, add_self_loops=False)
-        layers = {CITES: lib.GINEConv(network, edge_dim=2), WRITES: of_authors}
-        models.append(pyg.HeteroConv(layers).double().to(device))
-    models[1].load_state_dict(models[0].state_dict())
+    given = data(device=device)
+    theirs, ours, _ = pair(of_edges, given, given.edge_attr_dict, device=device)
 
     def run(model, x):
         return model(x, given.edge_index_dict, edge_attr_dict=given.edge_attr_dict)
 
-    assert_trains_alike(*models, run, given.x_dict)
+    assert_trains_alike(theirs, ours, run, given.x_dict)
 
 
 class Residual(torch.nn.Module):
@@ -141,23 +155,13 @@ class Residual(torch.nn.Module):
 @pytest.mark.parametrize("aggr", ["sum", "max"])
 @pytest.mark.parametrize("kind", ["sage", "gin", "gine", "gat", "gatv2", "transformer"])
 def test_to_hetero_takes_our_layers_as_pyg_s(device, kind, aggr):
-    given, models = data(device=device), []
-    for lib in (pyg, nn):
-        torch.manual_seed(5)
-        model = pyg.to_hetero(Residual(lib, kind), given.metadata(), aggr=aggr).double().to(device)
-        torch.manual_seed(6)
-        model(given.x_dict, given.edge_index_dict, given.edge_attr_dict)
-        models.append(model)
-    theirs, ours = models
+    given = data(device=device)
+
+    def build(lib):
+        return pyg.to_hetero(Residual(lib, kind), given.metadata(), aggr=aggr)
+
+    theirs, ours, run = pair(build, given, given.edge_attr_dict, device=device)
     assert sum(type(one).__module__ == "sparsefmt.nn" for one in ours.modules()) == 8
-    state = theirs.state_dict()
-    assert list(state) == list(ours.state_dict())
-    assert all(torch.equal(one, state[key]) for key, one in ours.state_dict().items())
-
-    def run(model, x):
-        found = model(x, given.edge_index_dict, given.edge_attr_dict)
-        return {key: y for key, y in found.items() if y is not None}
-
     assert_trains_alike(theirs, ours, run, given.x_dict)
 
 
@@ -198,12 +202,8 @@ def test_loops_between_types_are_refused_by_to_hetero():
 
 # A class of PyG's as a base of ours
 
-LAYERS = [
-    *(nn.AGNNConv(), nn.FastRGCNConv(3, 3, 2), nn.GATConv(3, 3), nn.GATv2Conv(3, 3)),
-    *(nn.GCNConv(3, 3), nn.GINConv(torch.nn.Linear(3, 3)), nn.GINEConv(torch.nn.Linear(3, 3))),
-    *(nn.RGCNConv(3, 3, 2), nn.SAGEConv(3, 3), nn.SGConv(3, 3), nn.TAGConv(3, 3)),
-    nn.TransformerConv(3, 3),
-]
+KINDS = sorted(kind for kind in nn.__all__ if kind.endswith("Conv"))
+LAYERS = [make(nn, kind, 3, 3) for kind in KINDS]
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda one: type(one).__name__)
@@ -217,16 +217,30 @@ def test_nothing_public_of_message_passing_is_inherited(layer):
     assert not hasattr(layer, "inspector")
 
 
-@pytest.mark.parametrize("layer", LAYERS, ids=lambda one: type(one).__name__)
-def test_a_layer_is_pickled_and_is_still_one_of_ours(layer):
-    memory = io.BytesIO()
-    torch.save(layer, memory)
-    memory.seek(0)
-    again = torch.load(memory, weights_only=False)
-    assert type(again) is type(layer)
-    assert str(again) == str(layer)
-    for one, two in zip(layer.parameters(), again.parameters(), strict=True):
-        assert torch.equal(one, two)
+#: Where layers were when earlier versions pickled them.
+OLD_PLACES = {
+    "attention": ("AGNNConv",),
+    "gat": ("GATConv", "GATv2Conv"),
+    "layers": ("GCNConv", "GINConv", "MaxK", "SAGEConv"),
+}
+
+
+@pytest.mark.parametrize("layer", [*LAYERS, nn.MaxK(2)], ids=lambda one: type(one).__name__)
+def test_pickles_name_no_file_and_those_of_earlier_versions_load(layer):
+    kind = type(layer).__name__
+    written = pickle.dumps(layer, protocol=2)  # which writes module and name as lines
+    name = f"csparsefmt.nn\n{kind}\n".encode()
+    assert type(layer).__module__ == "sparsefmt.nn"
+    assert written.count(name) == 1
+    old = [place for place, kinds in OLD_PLACES.items() if kind in kinds]
+    texts = [written.replace(name, f"csparsefmt.nn.{at}\n{kind}\n".encode()) for at in old]
+    torch.save(layer, saved := io.BytesIO())
+    saved.seek(0)
+    for again in (*map(pickle.loads, (written, *texts)), torch.load(saved, weights_only=False)):
+        assert type(again) is type(layer)
+        assert str(again) == str(layer)
+        for one, two in zip(layer.parameters(), again.parameters(), strict=True):
+            assert torch.equal(one, two)
     report = replace_layers(torch.nn.Sequential(layer))
     assert report.model[0] is layer
     assert not report.left

@@ -79,12 +79,11 @@ def edges(device):
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_result_changes_in_place_as_pygs(device, name, change):
-    given, x = {}, [numbers(N, FEAT, device=device)]
+    given, x, layers = {}, [numbers(N, FEAT, device=device)], both(LAYERS[name], device)
     if "rgcn" in name:
         given["edge_type"] = (torch.arange(20) % RELATIONS).to(device)
-    if "gine" in name or "of edges" in name:
+    if getattr(layers[0], "edge_dim", None) or name == "gine":
         given["edge_attr"] = numbers(20, 2, device=device, seed=4)
-    layers = both(LAYERS[name], device)
     assert_same(*(outcome(one, x, edges(device), given, change=CHANGES[change]) for one in layers))
 
 
@@ -96,27 +95,21 @@ def test_so_does_that_of_two_sets_of_vertices(device, name):
     assert_same(*(outcome(one, x, edges(device), change=F.relu_) for one in layers))
 
 
-def functions():
-    def of_gat(index, h):
-        return gat_aggregate(index, h, h[..., 0], h[..., 1], dropout=0.5, seed=3)
-
-    def of_gatv2(index, h):
-        return gatv2_aggregate(index, h, h, torch.ones_like(h[0]))
-
-    def of_dots(index, h):
-        return dot_aggregate(index, h, h, dropout=0.5, seed=3)
-
-    return {"gat": of_gat, "gatv2": of_gatv2, "dot": of_dots}
+FUNCTIONS = {
+    "gat": lambda index, h: gat_aggregate(index, h, h[..., 0], h[..., 1], dropout=0.5, seed=3),
+    "gatv2": lambda index, h: gatv2_aggregate(index, h, h, torch.ones_like(h[0])),
+    "dot": lambda index, h: dot_aggregate(index, h, h, dropout=0.5, seed=3),
+}
 
 
-@pytest.mark.parametrize("name", ["gat", "gatv2", "dot"])
+@pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("shape", [(N, HEADS, FEAT), (N, FEAT)])
 def test_gradients_are_those_out_of_place(device, name, shape):
     """Dropout leaves out the same weights when the result is computed again."""
     index, found = edges(device), []
     for change in (F.relu, F.relu_):
         h = numbers(*shape, device=device).requires_grad_()
-        y = change(functions()[name](index, h))
+        y = change(FUNCTIONS[name](index, h))
         loss = (y * numbers(*shape, device=device, seed=7)).sum()
         first = torch.autograd.grad(loss, h, retain_graph=True)
         found.append([y.detach(), *first, *torch.autograd.grad(loss, h)])
@@ -146,18 +139,11 @@ def test_traced_code_may_write_in_place(name):
     graph = Graph.from_edge_index(edges("cpu"), num_nodes=N)
     prepare(graph)
     layer = LAYERS[name](nn).double()
-    found = []
+    found, x = [], numbers(N, FEAT).requires_grad_()
     torch._dynamo.reset()
-    for change in (F.relu, F.relu_):
-
-        def run(x, change=change):
-            return change(layer(x, graph))
-
-        x = numbers(N, FEAT, device="cpu").requires_grad_()
-        traced = (
-            run if change is F.relu else torch.compile(run, fullgraph=True, backend="aot_eager")
-        )
-        y = traced(x)
+    traced = torch.compile(lambda x: F.relu_(layer(x, graph)), fullgraph=True, backend="aot_eager")
+    for run in (lambda x: layer(x, graph).relu(), traced):
+        y = run(x)
         found.append([y.detach(), *torch.autograd.grad(y.square().sum(), x)])
     assert_same(*found)
 

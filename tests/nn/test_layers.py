@@ -66,6 +66,9 @@ COMPILED = OPTIONS | {
     "agnn of products": ATTENTION["agnn of products"],
     "agnn without loops": ATTENTION["agnn without loops"],
 }
+#: Of layers with MaxK and with samples a diagonal is traced at each commit.
+RARE = {"gcn of samples", "sage with k", "gin of samples"}
+TRACED = [pytest.param(name, marks=[pytest.mark.grid] * (name in RARE)) for name in COMPILED]
 
 
 @pytest.fixture(params=LAYERS)
@@ -135,6 +138,7 @@ def test_every_dtype_has_the_result_of_float64_but_for_rounding(device, name, dt
         assert (one.double() - exact).abs().max() <= bound
 
 
+@pytest.mark.covering("name", "dtype", "narrow", one_in=2)
 @pytest.mark.parametrize("narrow", ["nothing", "features", "all"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_autocast_narrows_the_result_and_no_gradient(device, name, dtype, narrow):
@@ -180,7 +184,7 @@ def test_gradients_that_pyg_has_not_agree_with_finite_differences(device, name):
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize("name", COMPILED, indirect=True)
+@pytest.mark.parametrize("name", TRACED, indirect=True)
 def test_a_layer_compiles_as_one_graph(device, name):
     layer, graph = made(name, device, layers=COMPILED), graph_of("some", device)
     x = numbers(N, FEAT, device=device)

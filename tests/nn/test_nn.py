@@ -1,7 +1,7 @@
 """GCN, SAGE and GIN: MaxK, factors that graphs keep, networks of users, dtypes, pickles."""
 
 import gc
-import pickle
+import warnings
 import weakref
 
 import numpy as np
@@ -14,7 +14,6 @@ from torch.nn import Linear, ReLU, Sequential  # noqa: E402
 from sparsefmt import CSR, DeviceError, DtypeError, Graph, ShapeError, UnsupportedError  # noqa: E402
 from sparsefmt.autograd import aggregate_with_own, cbsr, maxk, spmm  # noqa: E402
 from sparsefmt.nn import (  # noqa: E402
-    AGNNConv,
     GATConv,
     GATv2Conv,
     GCNConv,
@@ -37,15 +36,15 @@ LAYERS = {
 }
 
 
-def square_graph(device="cpu", *, weighted=False, loops=True, index_dtype=np.int32):
+def square_graph(device="cpu", *, weighted=False):
     """Directed, with empty rows; with loops, one of each vertex at most, at some of them."""
     rng = np.random.default_rng(3)
     dense = rng.random((N, N)) * (rng.random((N, N)) < 0.4) * (np.arange(N) % 4 != 1)[:, None]
-    np.fill_diagonal(dense, (np.arange(N) % 3 == 0) * loops * 0.7)
+    np.fill_diagonal(dense, (np.arange(N) % 3 == 0) * 0.7)
     row, col = np.nonzero(dense)
-    indptr = np.searchsorted(row, np.arange(N + 1)).astype(index_dtype)
+    indptr = np.searchsorted(row, np.arange(N + 1)).astype(np.int32)
     data = dense[row, col].astype(np.float32) if weighted else None
-    return Graph(CSR(indptr, col.astype(index_dtype), data, shape=(N, N))).to(device)
+    return Graph(CSR(indptr, col.astype(np.int32), data, shape=(N, N))).to(device)
 
 
 def features(device, *, dtype=torch.float32, grad=True):
@@ -64,17 +63,6 @@ def assert_same(mine, other):
         torch.testing.assert_close(one, two)
 
 
-def test_gcn_is_the_product_with_the_normalised_matrix(device):
-    graph, x = square_graph(device, weighted=True), features(device, dtype=torch.float64)
-    graph = graph.with_data(graph.csr.data.astype(np.float64))
-    layer = GCNConv(F_IN, F_OUT, k=3).to(device, torch.float64)
-    A = torch.from_numpy(graph.to("cpu").csr.toarray()).to(device)
-    A = A + torch.diag((A.diagonal() == 0).double())
-    r = A.sum(1).rsqrt()
-    expected = (r[:, None] * A * r) @ maxk(x @ layer.lin.weight.T, 3) + layer.bias
-    torch.testing.assert_close(layer(x, graph), expected)
-
-
 @pytest.mark.parametrize("name", LAYERS)
 def test_keeping_every_feature_changes_nothing(device, name):
     graph, x = square_graph(device), features(device)
@@ -83,26 +71,26 @@ def test_keeping_every_feature_changes_nothing(device, name):
     assert_same(gradients(layer, x, graph), gradients(plain, x, graph))
 
 
-def test_k_is_the_non_linearity_of_what_is_aggregated(device):
-    graph, x = square_graph(device), features(device)
-    gin = GINConv(mlp(), eps=0.25, k=2).to(device)
-    plain = GINConv(gin.nn, eps=0.25).to(device)
+@pytest.mark.parametrize("bias", [True, False])
+def test_k_is_the_non_linearity_of_what_is_aggregated(device, bias):
+    """GCN multiplies what is kept by the normalised matrix; GIN chooses from features."""
+    graph, x = square_graph(device, weighted=True), features(device, dtype=torch.float64)
+    graph = graph.with_data(graph.csr.data.astype(np.float64))
+    gcn = GCNConv(F_IN, F_OUT, k=3, bias=bias).to(device, torch.float64)
+    A = torch.from_numpy(graph.to("cpu").csr.toarray()).to(device)
+    A = A + torch.diag((A.diagonal() == 0).double())
+    r = A.sum(1).rsqrt()
+    expected = (r[:, None] * A * r) @ maxk(x @ gcn.lin.weight.T, 3)
+    torch.testing.assert_close(gcn(x, graph), expected + gcn.bias if bias else expected)
+    graph = square_graph(device)
+    gin = GINConv(mlp(), eps=0.25, k=2).to(device, torch.float64)
+    plain = GINConv(gin.nn, eps=0.25).to(device, torch.float64)
     torch.testing.assert_close(gin(x, graph), plain(MaxK(2)(x), graph))
-    sage = SAGEConv(F_IN, F_OUT, k=3).to(device)
-    mean = SAGEConv(F_OUT, F_OUT).to(device)
-    with torch.no_grad():
-        mean.lin_l.weight.copy_(torch.eye(F_OUT))
-        mean.lin_l.bias.copy_(sage.lin_l.bias)
-        mean.lin_r.weight.zero_()
-    h = maxk(x @ sage.lin_l.weight.T, 3)
-    torch.testing.assert_close(sage(x, graph), mean(h, graph) + sage.lin_r(x))
-
-
-def test_without_a_bias_there_is_none():
-    x, graph = features("cpu"), square_graph()
-    for layer in (GCNConv(F_IN, F_OUT, bias=False, k=2), SAGEConv(F_IN, F_OUT, bias=False, k=2)):
-        assert not [name for name, _ in layer.named_parameters() if "bias" in name]
-        assert not layer(torch.zeros_like(x), graph).any()
+    sage = SAGEConv(F_IN, F_OUT, k=3, bias=bias).to(device, torch.float64)
+    h = spmm(graph, maxk(x @ sage.lin_l.weight.T, 3), reduce="mean") + sage.lin_r(x)
+    torch.testing.assert_close(sage(x, graph), h + sage.lin_l.bias if bias else h)
+    names = [name for layer in (gcn, sage) for name, _ in layer.named_parameters()]
+    assert bias == any("bias" in name for name in names)
 
 
 def test_a_hub_of_half_weights_is_counted_whole(device):
@@ -151,17 +139,9 @@ def test_factors_are_kept_with_the_graph_and_go_with_it():
         (lambda: GINConv(mlp(), eps="a"), DtypeError, "eps is 'a': give a number"),
         (lambda: GINConv(mlp(), eps=None), DtypeError, "eps is None: give a number"),
         (lambda: GINConv(mlp(), eps=float("nan")), ShapeError, "eps is nan: give a finite"),
-        (
-            lambda: GINConv(mlp(), eps=10**400),
-            ShapeError,
-            "eps is beyond the range of a float: give",
-        ),
+        (lambda: GINConv(mlp(), eps=10**400), ShapeError, "eps is beyond the range of a float: g"),
         (lambda: GINConv(mlp(), eps=-(10**5000)), ShapeError, "eps is beyond the range of a float"),
-        (
-            lambda: GINConv(Linear),
-            DtypeError,
-            r"nn is the class Linear: give a module, Linear\(\.\.\.\)",
-        ),
+        (lambda: GINConv(Linear), DtypeError, r"nn is the class Linear: give .* Linear\(\.\.\.\)"),
         (lambda: GINConv(Linear(5, 3)), ShapeError, "x has 6 features but nn takes 5: give"),
         (lambda: GINConv(mlp().double()), DtypeError, "x is torch.float32 but the layer's weights"),
         (lambda: GINConv(mlp().to("meta")), DeviceError, "weights are on meta: move one"),
@@ -308,21 +288,6 @@ def test_gin_sums_in_autocasts_dtype(device, sample):
             torch.testing.assert_close(y, layer(x.to(dtype), graph))
 
 
-@pytest.mark.parametrize("name", [*LAYERS, "maxk"])
-def test_k_is_checked_as_soon_as_it_is_given(name):
-    make = LAYERS.get(name, MaxK)
-    bad = [(0, ShapeError, "k is 0"), (-1, ShapeError, "k is -1")]
-    bad += [(True, DtypeError, "k is True: give an integer"), (2.0, DtypeError, "k is a float")]
-    if name in ("gcn", "sage"):
-        bad.append((F_OUT + 1, ShapeError, "k is 9 but a row has 8 features"))
-    if name == "maxk":
-        bad.append((None, DtypeError, "k is a NoneType"))
-    for k, error, text in bad:
-        with pytest.raises(error, match=text):
-            make(k=k)
-    assert type(make(k=np.int64(2)).k) is int
-
-
 def test_gcn_meets_inf_as_pygs_does(device):
     pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
     graph, x = square_graph(), features(device, grad=False)
@@ -391,54 +356,15 @@ def test_gin_is_reset_as_pygs_is():
     assert not torch.equal(linear.weight, before)
 
 
-def test_what_the_page_on_training_calls_refused_is():
+def test_tracers_of_torch_that_take_no_operation_of_ours_say_so():
+    """As the page on training says."""
     graph, x = square_graph(), features("cpu")
     layer = GCNConv(F_IN, F_OUT, k=2)
     with pytest.raises(RuntimeError, match="Batching rule not implemented"):
         torch.autograd.functional.jacobian(lambda x: layer(x, graph), x, vectorize=True)
     torch.autograd.functional.jacobian(lambda x: layer(x, graph), x)
-
-
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
-def test_torch_jit_refuses_to_trace():
-    graph, x = square_graph(), features("cpu")
-    with pytest.raises(torch.jit.TracingCheckError):
+    with warnings.catch_warnings(action="ignore"), pytest.raises(torch.jit.TracingCheckError):
         torch.jit.trace(lambda x: spmm(graph, x), x)
-
-
-def test_a_repr_tells_k():
-    assert repr(MaxK(4)) == "MaxK(k=4)"
-    assert "k=3" in repr(GCNConv(F_IN, F_OUT, k=3))
-
-
-# Pickles of whole layers
-
-#: Where layers were when earlier versions pickled them.
-OLD_PLACES = {
-    AGNNConv: "sparsefmt.nn.attention",
-    GATConv: "sparsefmt.nn.gat",
-    GATv2Conv: "sparsefmt.nn.gat",
-    GCNConv: "sparsefmt.nn.layers",
-    GINConv: "sparsefmt.nn.layers",
-    MaxK: "sparsefmt.nn.layers",
-    SAGEConv: "sparsefmt.nn.layers",
-}
-MADE = {GINConv: lambda: GINConv(mlp()), MaxK: lambda: MaxK(2), AGNNConv: AGNNConv}
-
-
-@pytest.mark.parametrize("layer", OLD_PLACES)
-def test_pickles_name_no_file_and_those_of_earlier_versions_load(layer):
-    made = MADE.get(layer, lambda: layer(F_IN, F_OUT))()
-    written = pickle.dumps(made, protocol=2)  # which writes module and name as lines
-    name = f"c{layer.__module__}\n{layer.__name__}\n".encode()
-    assert layer.__module__ == "sparsefmt.nn"
-    assert written.count(name) == 1
-    before = f"c{OLD_PLACES[layer]}\n{layer.__name__}\n".encode()
-    for text in (written, written.replace(name, before)):
-        found = pickle.loads(text)
-        assert type(found) is layer
-        assert repr(found) == repr(made)
-        assert_same(list(found.state_dict().values()), list(made.state_dict().values()))
 
 
 @pytest.mark.parametrize("name", ["gcn", "gat"])

@@ -113,27 +113,3 @@ def test_bad_edge_features_are_refused():
         DeviceError, match="edge_attr is on meta but the layer's weights are on cpu"
     ):
         layer(x, graph, attr.to("meta"))
-
-
-@pytest.mark.parametrize("make", [GATConv, GATv2Conv])
-@pytest.mark.parametrize(
-    ("options", "error", "says"),
-    [
-        ({"heads": 0}, ShapeError, "heads is 0: give 1 or more"),
-        ({"heads": "2"}, DtypeError, "heads is '2': give an integer"),
-        ({"dropout": None}, DtypeError, "dropout is None: give a number"),
-        ({"dropout": 1.0}, ShapeError, "dropout is 1.0: give a share"),
-        ({"dropout": -0.1}, ShapeError, "dropout is -0.1: give a share"),
-        ({"dropout": float("nan")}, ShapeError, "dropout is nan: give"),
-        ({"dropout": float("inf")}, ShapeError, "dropout is inf: give"),
-        ({"negative_slope": float("nan")}, ShapeError, "negative_slope is nan: give"),
-        ({"negative_slope": float("inf")}, ShapeError, "negative_slope is inf: give"),
-        ({"negative_slope": "a"}, DtypeError, "negative_slope is 'a'"),
-        ({"negative_slope": 10**400}, ShapeError, "negative_slope is beyond the range of a float"),
-        ({"dropout": -(10**5000)}, ShapeError, "dropout is beyond the range of a float"),
-        ({"in_channels": -2}, ShapeError, "in_channels is -2: give 1 or more, or -1"),
-    ],
-)
-def test_a_layer_refuses_what_is_no_size_or_number(make, options, error, says):
-    with pytest.raises(error, match=says):
-        make(**{"in_channels": F_IN, "out_channels": F_OUT} | options)

@@ -27,7 +27,7 @@ from pyg_argument_cases import (  # noqa: E402
     nothing,
 )
 from pyg_attention_cases import ATTENTION  # noqa: E402
-from pyg_cases import assert_same, both, is_made, numbers, outcome  # noqa: E402
+from pyg_cases import assert_same, both, is_made, make, numbers, outcome, seed  # noqa: E402
 from torch.nn import Linear, ReLU, Sequential  # noqa: E402
 
 from sparsefmt import Graph, UnsupportedError, nn  # noqa: E402
@@ -50,12 +50,11 @@ def network():
 REDUCTIONS = ["add", "sum", "mean", "max", "min", pyg.aggr.MeanAggregation()]
 
 
-def of_gcn(library, **options):
-    return library.GCNConv(options.pop("in_channels", FEAT), OUT, **options)
-
-
-def of_sage(library, **options):
-    return library.SAGEConv(options.pop("in_channels", FEAT), OUT, **options)
+def of(kind):
+    """Return what makes a layer by its options, one of them ``in_channels``."""
+    return lambda library, **options: make(
+        library, kind, options.pop("in_channels", FEAT), OUT, **options
+    )
 
 
 def of_gin(library, **options):
@@ -66,17 +65,9 @@ def of_gine(library, **options):
     return library.GINEConv(network(), **options)
 
 
-def of_sg(library, **options):
-    return library.SGConv(options.pop("in_channels", FEAT), OUT, **options)
-
-
-def of_tag(library, **options):
-    return library.TAGConv(options.pop("in_channels", FEAT), OUT, **options)
-
-
 ROWS = {
     "GCNConv": Row(
-        of_gcn,
+        of("GCNConv"),
         PASSED
         | {
             "in_channels": [-1],
@@ -97,7 +88,7 @@ ROWS = {
         ],
     ),
     "SAGEConv": Row(
-        of_sage,
+        of("SAGEConv"),
         PASSED_OF_PAIRS
         | {
             "in_channels": [-1, (FEAT, FEAT), (-1, -1)],
@@ -123,6 +114,7 @@ ROWS = {
         pairs=True,
         together=[
             {"aggr": ["mean", "max"], "project": True, "normalize": True},
+            {"in_channels": (FEAT, FEAT), "bias": False},
             {"root_weight": False, "normalize": True, "flow": UPSTREAM},
         ],
     ),
@@ -151,7 +143,7 @@ ROWS = {
         together=[{"train_eps": True, "aggr": "mean", "flow": UPSTREAM, "edge_dim": FEAT}],
     ),
     "SGConv": Row(
-        of_sg,
+        of("SGConv"),
         PASSED
         | {
             "in_channels": [-1],
@@ -167,7 +159,7 @@ ROWS = {
         together=[{"K": 2, "flow": UPSTREAM, "add_self_loops": False}],
     ),
     "TAGConv": Row(
-        of_tag,
+        of("TAGConv"),
         PASSED
         | {
             "in_channels": [FEAT],  # PyG's own breaks with -1
@@ -262,41 +254,39 @@ PLACES = [(*one, "cpu") for one in SINGLE + TOGETHER]
 PLACES += [pytest.param(*one, "cuda", marks=pytest.mark.gpu) for one in ON_GPU]
 
 
+@pytest.mark.covering("name", "options", "graph", one_in=2)
+@pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize(("name", "options", "device"), PLACES, ids=name_of)
-def test_an_argument_has_pygs_effect(name, options, device):
+def test_an_argument_has_pygs_effect(name, options, device, graph):
     row = ROWS[name]
     if row.make is of_gine and options.get("edge_dim") is not None:
         ways = [lambda edges: edge_features(edges, EDGE_DIM)]
         options = options | {"edge_dim": EDGE_DIM if options["edge_dim"] > 0 else -1}
     else:
         ways = row.forward
+    edges, x = graph().to(device), [numbers(N, FEAT, device=device)]
     for way in ways:
-        for make in GRAPHS:
-            edges, x = make().to(device), [numbers(N, FEAT, device=device)]
-            given = placed(way(edges), device)
-            mine, theirs = both(partial(row.make, **options), device)
-            assert repr(mine).startswith(repr(theirs)[:-1].split("(nn=")[0])
-            ours, expected = (outcome(one, x, edges, given) for one in (mine, theirs))
-            if make is with_repeated_loops and "edge_weight" in given:
-                # Of several loops the last counts, but PyG's gradient is that of each.
-                loop = edges[0] == edges[1]
-                ours[2][loop] = expected[2][loop] = 0
-            assert_same(ours, expected)
-            states = mine.state_dict(), theirs.state_dict()
-            assert list(states[0]) == list(states[1])
-            theirs.load_state_dict(states[0])
-            # Again, in evaluation, where the graph and parameters are known, and of a graph.
-            again = theirs.eval()(x[0], edges, **given)
-            assert_same([mine.eval()(x[0], edges, **given)], [again])
-            graph = Graph.from_edge_index(edges, num_nodes=N)
-            if not getattr(mine, "cached", False):
-                assert_same([mine(x[0], graph, **given)], [again])
-            for layer in (mine, theirs):
-                torch.default_generator.manual_seed(8)
-                layer.reset_parameters()
-            assert_same(
-                *(list(filter(is_made, one.state_dict().values())) for one in (mine, theirs))
-            )
+        given = placed(way(edges), device)
+        mine, theirs = both(partial(row.make, **options), device)
+        assert repr(mine).startswith(repr(theirs)[:-1].split("(nn=")[0])
+        ours, expected = (outcome(one, x, edges, given) for one in (mine, theirs))
+        if graph is with_repeated_loops and "edge_weight" in given:
+            # Of several loops the last counts, but PyG's gradient is that of each.
+            loop = edges[0] == edges[1]
+            ours[2][loop] = expected[2][loop] = 0
+        assert_same(ours, expected)
+        states = mine.state_dict(), theirs.state_dict()
+        assert list(states[0]) == list(states[1])
+        theirs.load_state_dict(states[0])
+        # Again, in evaluation, where the graph and parameters are known, and of a graph.
+        again = theirs.eval()(x[0], edges, **given)
+        assert_same([mine.eval()(x[0], edges, **given)], [again])
+        if not getattr(mine, "cached", False):
+            assert_same([mine(x[0], Graph.from_edge_index(edges, num_nodes=N), **given)], [again])
+        for layer in (mine, theirs):
+            seed(8, device)
+            layer.reset_parameters()
+        assert_same(*(list(filter(is_made, one.state_dict().values())) for one in (mine, theirs)))
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -12,7 +12,7 @@ from test_pyg_graphs import SparseTensor  # noqa: E402
 from torch.autograd import gradgradcheck  # noqa: E402
 from torch_geometric import EdgeIndex  # noqa: E402
 
-from sparsefmt import DtypeError, ShapeError, UnsupportedError, nn  # noqa: E402
+from sparsefmt import DtypeError, ShapeError, nn  # noqa: E402
 from sparsefmt.nn import _attention  # noqa: E402
 
 pytestmark = [
@@ -118,30 +118,6 @@ def test_features_of_vertices_are_summed_in_one_product_for_all_heads(name, monk
     layer, given = getattr(nn, name)(WIDTH, OUT, heads, dropout=0.5), edges_of("some")
     layer(random(N, WIDTH), given, return_attention_weights=True)
     assert shapes == [(N, heads, OUT)]
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "error", "says"),
-    [
-        ("GATConv", {"fill_value": "median"}, UnsupportedError, "fill_value is 'median': give one"),
-        (
-            "GATConv",
-            {"fill_value": None},
-            DtypeError,
-            "None: give one of 'mean', .* a number, or a t",
-        ),
-        ("GATv2Conv", {"fill_value": True}, DtypeError, "fill_value is True: give one of 'mean'"),
-        ("GATConv", {"fill_value": float("inf")}, ShapeError, "fill_value is inf: give a finite"),
-        ("GATv2Conv", {"edge_dim": 0}, ShapeError, "edge_dim is 0: give 1 or more, or -1"),
-        ("TransformerConv", {"heads": 0}, ShapeError, "heads is 0: give 1 or more"),
-        ("TransformerConv", {"aggr": "max"}, UnsupportedError, "aggr is 'max': TransformerConv"),
-        ("GATConv", {"aggr": "lstm"}, UnsupportedError, "aggr is 'lstm': GATConv has no"),
-        ("GATv2Conv", {"dropout": 1}, ShapeError, "dropout is 1: give a share"),
-    ],
-)
-def test_what_cannot_be_is_refused_by_name(name, options, error, says):
-    with pytest.raises(error, match=says):
-        getattr(nn, name)(WIDTH, OUT, **options)
 
 
 def test_features_that_do_not_fit_are_refused():

@@ -8,8 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch_geometric", reason="torch-geometric is not installed")
 
+from pyg_cases import make  # noqa: E402
 from torch_geometric import EdgeIndex  # noqa: E402
-from torch_geometric import nn as pyg  # noqa: E402
 
 from sparsefmt import FormatError, Graph, UnsupportedError, nn  # noqa: E402
 from sparsefmt.autograd import as_graph, edge_softmax, spmm  # noqa: E402
@@ -84,11 +84,7 @@ GRAPHS = {
 
 def layer_of(name, device):
     torch.manual_seed(0)
-    made = {
-        "GINConv": lambda: nn.GINConv(torch.nn.Linear(WIDTH, 3)),
-        "AGNNConv": lambda: nn.AGNNConv(),
-    }
-    return made.get(name, lambda: getattr(nn, name)(WIDTH, 3))().to(device)
+    return make(nn, name, WIDTH, 3).to(device)
 
 
 def gradients(layer, x, graph):
@@ -140,15 +136,12 @@ def test_a_graph_goes_with_its_tensor(device, kind):
     assert graph() is None
 
 
-def test_values_that_change_in_place_make_another_graph(device):
+def test_graphs_that_change_in_place_make_others(device):
     given, x = adj_t("csr", device), torch.randn(N, WIDTH, device=device)
     before = spmm(given, x)
     given.values().mul_(2)
     torch.testing.assert_close(spmm(given, x), 2 * before)
-
-
-def test_ids_that_change_in_place_make_another_graph(device):
-    given, x = EdgeIndex(distinct(device)), torch.randn(N, WIDTH, device=device)
+    given = EdgeIndex(distinct(device))
     graph = as_graph(given, x)
     given.as_tensor()[0, 0] = 0
     assert as_graph(given, x) is not graph
@@ -184,17 +177,14 @@ def test_what_is_sorted_is_not_sorted_again(monkeypatch, order, cached):
     assert kept.csc.data.tolist() == kept.csr.data[kept.csc_perm].tolist()
 
 
-def test_edges_that_are_not_sorted_as_they_say_are_refused():
+def test_an_edge_index_that_contradicts_itself_is_refused_or_read_anew():
     given = EdgeIndex(torch.tensor([[0, 1, 2], [2, 0, 1]]), sparse_size=(3, 3))
     given._sort_order = sorted_by("col")._sort_order
     with pytest.raises(FormatError, match="sort_order='col' but its targets do not ascend"):
         Graph.from_edge_index(given)
-
-
-def test_pointers_of_other_edges_are_not_taken():
     given = EdgeIndex(torch.tensor([[0, 1, 2], [0, 0, 1]]), sparse_size=(3, 3), sort_order="col")
     given.fill_cache_()
-    given.as_tensor()[1, 1] = 1
+    given.as_tensor()[1, 1] = 1  # its pointers are of other edges now
     assert Graph.from_edge_index(given).csr.indptr.tolist() == [0, 1, 3, 3]
 
 
@@ -202,19 +192,6 @@ def test_values_with_gradients_are_refused():
     given = adj_t("csr").requires_grad_()
     with pytest.raises(UnsupportedError, match="requires grad"):
         spmm(given, torch.zeros(N, 1))
-
-
-def test_a_weighted_adj_t_has_gcns_values(device):
-    """As PyG's GCNConv takes them."""
-    source, target = distinct("cpu")[:, distinct("cpu")[0] != distinct("cpu")[1]]
-    values = torch.rand(len(source), generator=torch.Generator().manual_seed(0))
-    A = torch.sparse_coo_tensor(torch.stack([target, source]), values, (N, N)).coalesce()
-    A = A.to_sparse_csr()
-    mine, other = nn.GCNConv(WIDTH, 3), pyg.GCNConv(WIDTH, 3)
-    mine.load_state_dict(other.state_dict())
-    x = torch.randn(N, WIDTH)
-    torch.testing.assert_close(mine(x, A), other(x, A))
-    torch.testing.assert_close(mine(x, A), other(x, torch.stack([source, target]), values))
 
 
 @pytest.mark.parametrize("layer", [nn.SAGEConv, nn.GATConv])

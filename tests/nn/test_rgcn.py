@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn")
 
+from pyg_cases import assert_same, outcome  # noqa: E402
 from test_pyg_graphs import SparseTensor  # noqa: E402
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
@@ -74,35 +75,19 @@ def pair(channels, parts="full", *, device="cpu", dtype=torch.float64, **options
     return theirs, ours
 
 
-def inputs(bipartite, ids, device="cpu", dtype=torch.float64):
-    """Two equal sets of features, or one of ids."""
+def inputs(bipartite, ids, device="cpu"):
+    """Features of one end or of both, or ids."""
     torch.manual_seed(1)
     if ids:
-        x = torch.randperm(N).to(device), torch.randperm(M).to(device)
-        return [x if bipartite else x[0]] * 2
-    given = [torch.randn(N, 6, dtype=dtype), torch.randn(M, 4, dtype=dtype)]
-    sets = [[one.to(device).clone().requires_grad_() for one in given] for _ in range(2)]
-    return [tuple(one) if bipartite else one[0] for one in sets]
+        x = torch.randperm(N), torch.randperm(M)
+    else:
+        x = torch.randn(N, 6).double(), torch.randn(M, 4).double()
+    return [one.to(device) for one in x[: 1 + bipartite]]
 
 
-def assert_alike(theirs, ours, x, y, *given, atol=1e-10):
+def assert_alike(layers, x, edges, types):
     """Outputs and all gradients of both layers."""
-    expected, found = theirs(x, *given), ours(y, *given)
-    assert found.dtype is expected.dtype
-    assert torch.allclose(found, expected, rtol=0, atol=atol)
-    grad = torch.randn_like(expected)
-    expected.backward(grad)
-    found.backward(grad)
-    leaves = ((*m.parameters(), *_floating(v)) for m, v in ((theirs, x), (ours, y)))
-    leaves = zip(*leaves, strict=True)
-    for one, other in leaves:
-        wanted = torch.zeros_like(one) if one.grad is None else one.grad
-        gradient = torch.zeros_like(one) if other.grad is None else other.grad
-        assert torch.allclose(gradient, wanted, rtol=0, atol=atol)
-
-
-def _floating(x):
-    return [one for one in (x if isinstance(x, tuple) else (x,)) if one.is_floating_point()]
+    assert_same(*(outcome(layer, x, edges, {"edge_type": types}) for layer in layers))
 
 
 @pytest.mark.covering("together", "parts", "aggr", "bipartite", one_in=3)
@@ -114,7 +99,7 @@ def test_it_is_pyg_s_of_features(device, together, parts, aggr, bipartite):
     for root, bias in ((True, True), (False, True), (True, False)):
         channels = (6, 4) if bipartite else 6
         options = {"aggr": aggr, "root_weight": root, "bias": bias, "device": device}
-        assert_alike(*pair(channels, parts, **options), *inputs(bipartite, False, device), *given)
+        assert_alike(pair(channels, parts, **options), inputs(bipartite, False, device), *given)
 
 
 @pytest.mark.parametrize("parts", ["full", "bases"])
@@ -124,8 +109,8 @@ def test_it_is_pyg_s_of_ids(device, parts, aggr):
     for bipartite, root in itertools.product((False, True), (False, True)):
         layers = pair((N, M) if bipartite else N, parts, aggr=aggr, root_weight=root, device=device)
         x = inputs(bipartite, True, device)
-        assert_alike(*layers, *x, *given)
-        nothing = (None, x[0][1]) if bipartite else None
+        assert_alike(layers, x, *given)
+        nothing = (None, x[1]) if bipartite else None
         expected, found = (layer(nothing, *given) for layer in layers)
         assert torch.allclose(found, expected, rtol=0, atol=1e-10)
 
@@ -154,7 +139,7 @@ def test_narrow_dtypes(device, together, dtype):
     theirs, ours = pair(6, device=device)
     given = edges(device)
     ours = ours.to(dtype)
-    x = inputs(False, False, device)[0].detach()
+    (x,) = inputs(False, False, device)
     found = ours(x.to(dtype), *given)
     assert found.dtype is dtype
     bound = 40 * torch.finfo(dtype).eps
@@ -167,21 +152,20 @@ def test_types_with_few_sources_have_columns_for_these(device, monkeypatch):
     monkeypatch.setattr(relations, "RESIDENT_BYTES", 1)
     given, types = edges(device)
     given = torch.where(types == 1, given % torch.tensor([[3], [N]], device=device), given)
-    theirs, ours = pair(6, device=device)
     x = inputs(False, False, device)
-    assert_alike(theirs, ours, *x, given, types)
+    for aggr in ("mean", "max"):
+        assert_alike(pair(6, aggr=aggr, device=device), x, given, types)
     groups = typed_edges.groups_of(
         Graph.from_edge_index(given, num_nodes=N), types, typed_edges.Grouping(TYPES, 1)
     )
     few = {group.first: group.graph.shape[1] for group in groups if group.sources is not None}
     assert few == {1: 3}
-    assert_alike(*pair(6, aggr="max", device=device), *inputs(False, False, device), given, types)
 
 
 def test_types_come_with_the_graph(device):
     given, types = edges(device, N)
     layer = pair(6, device=device)[1]
-    x = inputs(False, False, device)[0]
+    (x,) = inputs(False, False, device)
     expected = layer(x, given, types)
     graph = Graph.from_edge_index(given, num_nodes=N)
     assert torch.equal(layer(x, graph, types), expected)
@@ -200,35 +184,38 @@ def test_types_come_with_the_graph(device):
 
 def test_flow_turns_the_edges(device):
     given, types = edges(device, N)
-    theirs, ours = pair(6, device=device, flow="target_to_source")
-    assert_alike(theirs, ours, *inputs(False, False, device), given, types)
+    layers = pair(6, device=device, flow="target_to_source")
+    assert_alike(layers, inputs(False, False, device), given, types)
 
 
 def test_groups_are_made_once_and_anew_for_other_types(device):
     given, types = edges(device)
     theirs, ours = pair((6, 4), device=device)
-    x = inputs(True, False, device)
-    for _ in range(2):
-        assert torch.allclose(ours(x[0], given, types), theirs(x[0], given, types), atol=1e-10)
+    x, other = tuple(inputs(True, False, device)), types.flip(0)
+
+    def compare(types):
+        assert torch.allclose(ours(x, given, types), theirs(x, given, types), atol=1e-10)
+
+    compare(types)
+    compare(types)
     types[:30] = 4
-    assert torch.allclose(ours(x[0], given, types), theirs(x[0], given, types), atol=1e-10)
-    other = types.flip(0)
-    assert torch.allclose(ours(x[0], given, other), theirs(x[0], given, other), atol=1e-10)
+    compare(types)
+    compare(other)
     graph = Graph.from_edge_index(given, num_nodes=(N, M))
-    ours(x[0], graph, other)
+    ours(x, graph, other)
     (kept,) = (one for one in graph._slots.typed if one is not None)
     assert len(kept) == 1
     del other
     assert not kept
     with torch.inference_mode():
-        ours(x[0], graph, types.clone())
+        ours(x, graph, types.clone())
     assert not kept
 
 
 def test_groups_are_made_anew_for_types_at_another_place(device):
     given, types = edges(device)
     graph = Graph.from_edge_index(given, num_nodes=N)
-    x = inputs(False, False, device)[0]
+    (x,) = inputs(False, False, device)
     base = torch.cat((types, types.flip(0)))
     kept, layer = base[:60].detach(), pair(6, device=device)[1]
     layer(x, graph, kept)
@@ -281,7 +268,7 @@ def test_no_edges_at_all(device):
     types = torch.empty(0, dtype=torch.int64, device=device)
     for parts, root in itertools.product(PARTS, (True, False)):
         layers = pair(6, parts, root_weight=root, bias=False, device=device)
-        x = inputs(False, False, device)[1]
+        (x,) = inputs(False, False, device)
         found = layers[1](x, none, types)
         assert torch.allclose(found, layers[0](x, none, types), atol=1e-12)
         if root:
@@ -293,31 +280,12 @@ def test_fast_rgcn_is_the_same_layer():
     given = edges()
     torch.manual_seed(3)
     fast = nn.FastRGCNConv(6, 8, TYPES).double()
-    x = inputs(False, False)[0]
+    (x,) = inputs(False, False)
     assert repr(fast) == "FastRGCNConv(6, 8, num_relations=5)"
     assert torch.equal(fast(x, *given), pair(6)[1](x, *given))
-    with pytest.raises(UnsupportedError, match="aggr is 'max'"):
-        nn.FastRGCNConv(6, 8, TYPES, aggr="max")
 
 
-BAD_ARGUMENTS = {
-    "both": ((4, 4, 2, 2, 2), {}, ShapeError, "num_bases is 2 and num_blocks is 2"),
-    "blocks": ((4, 6, 2, None, 4), {}, ShapeError, "num_blocks is 4 but weights are 4 by 6"),
-    "lazy": ((-1, 6, 2), {}, ShapeError, "in_channels of sources is -1"),
-    "no types": ((4, 6, 0), {}, ShapeError, "num_relations is 0"),
-    "lstm": ((4, 6, 2), {"aggr": "lstm"}, UnsupportedError, "aggr is 'lstm'"),
-    "node_dim": ((4, 6, 2), {"node_dim": 1}, UnsupportedError, "node_dim is 1"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_ARGUMENTS)
-def test_bad_arguments_are_refused(case):
-    args, options, error, text = BAD_ARGUMENTS[case]
-    with pytest.raises(error, match=text):
-        nn.RGCNConv(*args, **options)
-
-
-X = torch.ones(N, 6, dtype=torch.float64)
+X, IDS = torch.ones(N, 6, dtype=torch.float64), torch.arange(N)
 EDGES, TYPES_OF = edges()
 BAD_CALLS = {
     "range": ((X, EDGES, TYPES_OF + 1), IndexRangeError, "edge_type holds 5 but there are 5 rel"),
@@ -354,29 +322,31 @@ def test_narrow_types_of_edges_count_like_wide_ones(dtype, monkeypatch):
     assert torch.equal(relational_aggregate(EDGES, X, weight, types.to(dtype)), y)
 
 
-def test_bad_ids_and_operands_are_refused():
-    ids = torch.arange(N)
+W = torch.ones(TYPES, 6, 2, dtype=torch.float64)
+BAD_OPERANDS = {
+    "width": ((X[:, 1:], W), {}, ShapeError, r"x has shape \(14, 5\): give \(14, 6\)"),
+    "dtype": ((X, W.float()), {}, DtypeError, "x is torch.float64 but weight is torch.float32"),
+    "matrix": ((X, W[0]), {}, ShapeError, r"weight has shape \(6, 2\)"),
+    "own": ((X, W), {"own": X[:, :3]}, ShapeError, r"own has shape \(14, 3\): give \(14, 2\)"),
+    "own dtype": ((X, W), {"own": X[:, :2].float()}, DtypeError, "own is torch.float32 but weight"),
+    "short ids": ((IDS.short(), W), {}, DtypeError, r"x is torch.int16 of shape \(14,\)"),
+    "reduce": ((X, W), {"reduce": "lstm"}, UnsupportedError, "reduce is 'lstm'"),
+    "column": ((IDS[:, None], W), {}, ShapeError, r"ids in torch.int64 of shape \(14,\)"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_OPERANDS)
+def test_bad_operands_are_refused(case):
+    args, options, error, text = BAD_OPERANDS[case]
+    with pytest.raises(error, match=text):
+        relational_aggregate(EDGES, *args, TYPES_OF, **options)
+
+
+def test_bad_ids_are_refused():
     with pytest.raises(IndexRangeError, match="x holds 14 but there are 14 in_channels"):
-        pair(N, root_weight=False)[1](ids + 1, EDGES, TYPES_OF)
+        pair(N, root_weight=False)[1](IDS + 1, EDGES, TYPES_OF)
     with pytest.raises(DtypeError, match="weight has blocks, which ids cannot choose rows of"):
-        pair(N, "blocks", root_weight=False)[1](ids, EDGES, TYPES_OF)
-    weight = torch.ones(TYPES, 6, 2, dtype=torch.float64)
-    with pytest.raises(ShapeError, match=r"x has shape \(14, 5\): give \(14, 6\)"):
-        relational_aggregate(EDGES, X[:, 1:], weight, TYPES_OF)
-    with pytest.raises(DtypeError, match=r"x is torch.float64 but weight is torch.float32"):
-        relational_aggregate(EDGES, X, weight.float(), TYPES_OF)
-    with pytest.raises(ShapeError, match=r"weight has shape \(6, 2\)"):
-        relational_aggregate(EDGES, X, weight[0], TYPES_OF)
-    with pytest.raises(ShapeError, match=r"own has shape \(14, 3\): give \(14, 2\)"):
-        relational_aggregate(EDGES, X, weight, TYPES_OF, own=X[:, :3])
-    with pytest.raises(DtypeError, match=r"own is torch.float32 but weight is torch.float64"):
-        relational_aggregate(EDGES, X, weight, TYPES_OF, own=X[:, :2].float())
-    with pytest.raises(DtypeError, match=r"x is torch.int16 of shape \(14,\)"):
-        relational_aggregate(EDGES, ids.short(), weight, TYPES_OF)
-    with pytest.raises(UnsupportedError, match="reduce is 'lstm'"):
-        relational_aggregate(EDGES, X, weight, TYPES_OF, reduce="lstm")
-    with pytest.raises(ShapeError, match=r"ids in torch.int64 of shape \(14,\)"):
-        relational_aggregate(EDGES, ids[:, None], weight, TYPES_OF)
+        pair(N, "blocks", root_weight=False)[1](IDS, EDGES, TYPES_OF)
 
 
 def test_new_types_in_a_capture_are_refused(monkeypatch):

@@ -1,0 +1,134 @@
+"""Options that no layer can have: refused when it is made, by the name of the argument."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
+
+from pyg_cases import make  # noqa: E402
+from torch.nn import Linear, ReLU  # noqa: E402
+
+from sparsefmt import DtypeError, ShapeError, UnsupportedError, nn  # noqa: E402
+
+WIDTH, OUT, HUGE = 6, 8, 10**5000
+ATTENTION = [
+    ({"heads": 0}, ShapeError, "heads is 0: give 1 or more"),
+    ({"heads": "2"}, DtypeError, "heads is '2': give an integer"),
+    ({"dropout": None}, DtypeError, "dropout is None: give a number"),
+    ({"dropout": 1.0}, ShapeError, "dropout is 1.0: give a share"),
+    ({"dropout": 1}, ShapeError, "dropout is 1: give a share"),
+    ({"dropout": -0.1}, ShapeError, "dropout is -0.1: give a share"),
+    ({"dropout": float("nan")}, ShapeError, "dropout is nan: give"),
+    ({"dropout": float("inf")}, ShapeError, "dropout is inf: give"),
+    ({"dropout": -HUGE}, ShapeError, "dropout is beyond the range of a float"),
+    ({"negative_slope": float("nan")}, ShapeError, "negative_slope is nan: give"),
+    ({"negative_slope": float("inf")}, ShapeError, "negative_slope is inf: give"),
+    ({"negative_slope": "a"}, DtypeError, "negative_slope is 'a'"),
+    ({"negative_slope": 10**400}, ShapeError, "negative_slope is beyond the range of a float"),
+    ({"fill_value": "median"}, UnsupportedError, "fill_value is 'median': give one"),
+    ({"fill_value": None}, DtypeError, "None: give one of 'mean', .* a number, or a t"),
+    ({"fill_value": True}, DtypeError, "fill_value is True: give one of 'mean'"),
+    ({"fill_value": float("inf")}, ShapeError, "fill_value is inf: give a finite"),
+    ({"edge_dim": 0}, ShapeError, "edge_dim is 0: give 1 or more, or -1"),
+    ({"aggr": "lstm"}, UnsupportedError, "aggr is 'lstm': GATv?2?Conv has no"),
+]
+OPTIONS = [
+    *((kind, *case) for kind in ("GATConv", "GATv2Conv") for case in ATTENTION),
+    ("TransformerConv", {"heads": 0}, ShapeError, "heads is 0: give 1 or more"),
+    ("TransformerConv", {"aggr": "max"}, UnsupportedError, "aggr is 'max': TransformerConv"),
+    ("GCNConv", {"flow": "up"}, ShapeError, "flow is 'up': give"),
+    ("GCNConv", {"k": 2, "aggr": "max"}, UnsupportedError, "'max' beside k"),
+    ("GCNConv", {"foo": 1}, TypeError, "GCNConv got an unexpected .* 'foo'"),
+    ("SAGEConv", {"aggr": ["mean", "max"], "k": 2}, UnsupportedError, "beside k or a"),
+    ("SAGEConv", {"aggr": 3}, DtypeError, "aggr is 3: give one of 'sum', .* a list"),
+    ("SAGEConv", {"aggr": Linear(2, 2)}, DtypeError, r"aggr is Linear\(.* a module"),
+    ("SAGEConv", {"aggr": ["max", 3]}, DtypeError, r"aggr is \['max', 3\]: give"),
+    ("SAGEConv", {"aggr": pyg.aggr.SumAggregation}, DtypeError, "a module of"),
+    ("SAGEConv", {"aggr_kwargs": 3}, DtypeError, "aggr_kwargs is 3: give a dict"),
+    ("SAGEConv", {"aggr": "lstm", "aggr_kwargs": 3}, DtypeError, "aggr_kwargs is 3: give a dict"),
+    (
+        *("SAGEConv", {"aggr": "softmax", "aggr_kwargs": {"zz": 1}}, UnsupportedError),
+        "aggr_kwargs is {'zz': 1}, which PyG's aggregation 'softmax' does not take: .*zz",
+    ),
+    ("GINConv", {"sample": 2, "aggr": "mean"}, UnsupportedError, "'mean' beside"),
+    ("GINEConv", {"edge_dim": 0}, ShapeError, "edge_dim is 0: give 1 or"),
+    ("SGConv", {"K": -1}, ShapeError, "K is -1: give 0 or more"),
+    ("TAGConv", {"K": 1.0}, DtypeError, "K is 1.0: give an integer"),
+    ("RGCNConv", {"num_bases": 2, "num_blocks": 2}, ShapeError, "num_bases is 2 and num_blocks is"),
+    ("RGCNConv", {"num_blocks": 4}, ShapeError, "num_blocks is 4 but weights are 6 by 8"),
+    ("RGCNConv", {"num_relations": 0}, ShapeError, "num_relations is 0"),
+    ("RGCNConv", {"aggr": "lstm"}, UnsupportedError, "aggr is 'lstm'"),
+    ("RGCNConv", {"node_dim": 1}, UnsupportedError, "node_dim is 1"),
+    ("FastRGCNConv", {"aggr": "max"}, UnsupportedError, "aggr is 'max'"),
+]
+CHANNELS = [
+    (lambda: nn.GATConv(-2, OUT), ShapeError, "in_channels is -2: give 1 or more, or -1"),
+    (lambda: nn.GATv2Conv(-2, OUT), ShapeError, "in_channels is -2: give 1 or more, or -1"),
+    (lambda: nn.GCNConv(-2, OUT), ShapeError, "in_channels is -2: give 1 or more, or -1"),
+    (lambda: nn.GCNConv(WIDTH, -1), ShapeError, "out_channels is -1: give 1 or more"),
+    (lambda: nn.GCNConv((3, 4), 6), DtypeError, r"in_channels is \(3, 4\): give an integer"),
+    (lambda: nn.SAGEConv((3, 4, 5), 6), ShapeError, r"in_channels is \(3, 4, 5\): give"),
+    (lambda: nn.SAGEConv((3, 0), 6), ShapeError, r"in_channels\[1\] is 0: give 1 or more"),
+    (lambda: nn.SAGEConv(-1, OUT, project=True), ShapeError, "in_channels is -1 and project"),
+    (lambda: nn.GATConv((3, "a"), 6), DtypeError, r"in_channels\[1\] is 'a': give an"),
+    (lambda: nn.GATv2Conv((3.0, 4), 6), DtypeError, r"in_channels\[0\] is 3.0: give an"),
+    (lambda: nn.RGCNConv(-1, 6, 2), ShapeError, "in_channels of sources is -1"),
+    (lambda: nn.GINEConv(3), DtypeError, "nn is 3: give a module"),
+    (lambda: nn.GINEConv(ReLU(), edge_dim=2), ShapeError, "nn begins with a ReLU"),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "error", "says"), OPTIONS)
+def test_options_that_cannot_be_are_refused(kind, options, error, says):
+    with pytest.raises(error, match=says):
+        make(nn, kind, WIDTH, OUT, **options)
+
+
+@pytest.mark.parametrize(("make", "error", "says"), CHANNELS)
+def test_channels_and_networks_that_cannot_be_are_refused(make, error, says):
+    with pytest.raises(error, match=says):
+        make()
+
+
+@pytest.mark.parametrize("kind", ["GCNConv", "SAGEConv", "GINConv", "MaxK"])
+def test_k_is_checked_as_soon_as_it_is_given(kind):
+    bad = [(0, ShapeError, "k is 0"), (-1, ShapeError, "k is -1")]
+    bad += [(True, DtypeError, "k is True: give an integer"), (2.0, DtypeError, "k is a float")]
+    if kind in ("GCNConv", "SAGEConv"):
+        bad.append((OUT + 1, ShapeError, "k is 9 but a row has 8 features"))
+    if kind == "MaxK":
+        bad.append((None, DtypeError, "k is a NoneType"))
+
+    def of(k):
+        return nn.MaxK(k) if kind == "MaxK" else make(nn, kind, WIDTH, OUT, k=k)
+
+    for k, error, text in bad:
+        with pytest.raises(error, match=text):
+            of(k)
+    assert type(of(np.int64(2)).k) is int
+    assert "k=2" in repr(of(2))
+
+
+@pytest.mark.parametrize("key", ["sample", "training_sample"])
+@pytest.mark.parametrize("kind", ["GCNConv", "SAGEConv", "GINConv"])
+def test_samples_are_checked_as_soon_as_they_are_given(kind, key):
+    for width, error, text in (
+        (0, ShapeError, f"{key} is 0: give the most entries of a row, 1 or more"),
+        (-3, ShapeError, f"{key} is -3"),
+        (True, DtypeError, f"{key} is True: give an integer"),
+        (2.0, DtypeError, f"{key} is 2.0: give an integer"),
+        ("all", DtypeError, f"{key} is 'all': give an integer"),
+    ):
+        with pytest.raises(error, match=text):
+            make(nn, kind, WIDTH, OUT, **{key: width})
+    beside = pytest.raises(UnsupportedError, match=f"{key} is 3 and k is 2: .* use one of them")
+    with beside:
+        make(nn, kind, WIDTH, OUT, k=2, **{key: 3})
+    layer = make(nn, kind, WIDTH, OUT, k=2).train(key == "training_sample")
+    setattr(layer, key, 3)
+    with beside:
+        layer(torch.ones(3, WIDTH), torch.tensor([[0, 1], [1, 2]]))
+    with pytest.raises(UnsupportedError, match="strategy is 'first': use \"bucket\""):
+        make(nn, kind, WIDTH, OUT, strategy="first")
+    assert type(getattr(make(nn, kind, WIDTH, OUT, **{key: np.int64(3)}), key)) is int
