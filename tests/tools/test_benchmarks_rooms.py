@@ -13,6 +13,7 @@ from benchmarks import (  # noqa: E402
     _graphs,
     _oracle,
     attention,
+    cbsr,
     formats,
     matmul,
     plan,
@@ -47,13 +48,14 @@ def test_every_name_leads_to_a_benchmark(capsys):
 
 @pytest.fixture
 def least(monkeypatch):
-    """Graphs, batches and widths of the least size, and loops of NumPy and SciPy where there are."""
+    """Graphs and widths of the least size, and loops of NumPy and SciPy where there are some."""
     recipe = _graphs.Recipe(400, 6_000, 2.3, 0.6, 40)
     monkeypatch.setitem(_graphs.RECIPES, "small", recipe)
     monkeypatch.setattr(_graphs, "load", _graphs.load.__wrapped__)
     for name in ("MOST", "MOST_OF_ATTENTION"):
         monkeypatch.setattr(engine_small, name, 1 << 40)
     monkeypatch.setattr(wallclock, "HIDDEN", 16)
+    monkeypatch.setattr(cbsr, "CPU_ROWS", 500)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +66,9 @@ def least(monkeypatch):
         ("convert", ""),
         ("spmm", "--sections table"),
         ("maxk", "--k 8"),
-        ("fuse", "--kinds gat"),
-        ("tcgnn", "--widths 16"),
-        ("sampled", "--sample 16"),
+        ("fuse", "--kinds gat --dtypes float32"),
+        ("tcgnn", "--widths 16 --dtypes tf32"),
+        ("sampled", "--sample 16 --dtypes float32"),
         ("messages", ""),
         ("rgcn", "--widths 16 --sections full"),
         ("training", "--sections fuse"),
