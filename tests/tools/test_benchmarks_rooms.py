@@ -87,7 +87,9 @@ def test_a_benchmark_checks_its_results_and_keeps_its_figures(tmp_path, least, n
     assert all(section["machine"]["commit"] for section in sections.values())
 
 
-def test_wrong_results_are_not_kept(tmp_path, least, monkeypatch, capsys):
+def test_wrong_results_are_not_kept(tmp_path, least, small, monkeypatch, capsys):
+    assert not formats.differs(small.tocsc(), None, small)
+    assert "wrong" in formats.differs(small.T.tocsr()[:-1], None, small)
     monkeypatch.setattr(matmul, "spmm", lambda A, X, out: out.fill(1.0))
     monkeypatch.setattr(plan, "RIGHT", -1.0)
     options = ["--device", "cpu", "--quick", "--out", str(tmp_path)]
@@ -96,12 +98,6 @@ def test_wrong_results_are_not_kept(tmp_path, least, monkeypatch, capsys):
     assert not (tmp_path / "spmm-cpu.json").exists()
     assert main(["plan", *options, "--models", "gcn", "--widths", "8x12"]) == 1
     assert "WRONG, not reported: small gcn 8x12 inference" in capsys.readouterr().out
-
-
-def test_a_wrong_conversion_is_refused(small):
-    csc = small.tocsc()
-    assert not formats.differs(csc, None, small)
-    assert "wrong" in formats.differs(small.T.tocsr()[:-1], None, small)
 
 
 def test_pairs_of_widths_are_read():
@@ -121,10 +117,7 @@ def test_the_limit_of_right_results_is_that_of_the_operands_bits(dtype, share, w
     limit = tiles.limit_of(dtype, share, weighted=weighted)
     assert _oracle.over(right, limit) is None
     assert _oracle.over(2 * right, limit) is not None
-
-
-def test_a_row_that_both_units_take_a_part_of_is_rounded_twice():
-    for share, least in ((0.0, 1e-3), (1.0, 1e-3), (0.5, 1e-3 + 2.0**-11)):
+    for share, least in ((0.0, 1e-3), (1.0, 1e-3), (0.5, 1e-3 + 2.0**-11)):  # rounded twice
         assert tiles.limit_of("float16", share, weighted=True) == least
 
 
@@ -141,9 +134,6 @@ def test_a_sample_by_another_strategy_is_refused(small):
     assert "is no sample by bucket" in complaint("random", "bucket")
     assert "is no sample by fastrand" in complaint("bucket", "fastrand")
     assert "not as long" in complaint("bucket", "bucket", width=15)
-
-
-def test_the_columns_and_values_of_a_sample_are_compared(small):
     A = _graphs.weighted(small)
     B, perm = ops.sample_with_perm(A, 16)
     assert "columns" in sampling.sample_complaint(A, B, np.roll(perm, 1), 16, "bucket")
@@ -178,12 +168,9 @@ def test_a_batch_has_the_edges_of_its_graph_and_targets_that_ascend(small):
 # Attention
 
 
-def test_kernels_products_and_copies_are_counted():
+def test_kernels_and_allocations_of_the_size_of_the_edges_are_counted():
     names = ["gat_forward", "ampere_sgemm_128x64", "Memcpy DtoD", "elementwise", "Memset"]
     assert attention.counted(names) == {"kernels": 2, "gemms": 1, "copies": 2}
-
-
-def test_allocations_of_the_size_of_the_edges_are_found():
     sizes = [4 * 1000, 4 * 4 * 1000, 777_777, 512 * 9]
     assert attention.edge_sized(sizes, 1000, 4) == sizes[:2]
     assert attention.edge_sized(sizes, 1000, 4, but=16_000) == sizes[:1]
