@@ -47,6 +47,7 @@ def triples(graph):
 @given(given_=pieces)
 @example(given_=[(EMPTY, False), (EMPTY, True)])
 def test_a_batch_is_the_block_diagonal_of_its_graphs(xp, given_):
+    """Its edges are those of each graph one after another, its permutations carry values."""
     graphs = [graph_of(xp, A, flip) for A, flip in given_]
     dense = [host(one.csr.toarray(np.float64)) for one in graphs]
     whole = Graph.batch(graphs)
@@ -57,36 +58,21 @@ def test_a_batch_is_the_block_diagonal_of_its_graphs(xp, given_):
     for A in found:
         A.check()
         np.testing.assert_array_equal(host(A.toarray(np.float64)), expected)
-
-
-@given(given_=pieces)
-def test_edges_are_those_of_each_graph_one_after_another(xp, given_):
-    graphs = [graph_of(xp, A, flip) for A, flip in given_]
-    whole, rows, cols = Graph.batch(graphs), 0, 0
-    expected = []
+    edges, rows, cols = [], 0, 0
     for one in graphs:
-        expected.append(triples(one) + np.array([[rows], [cols], [0]]))
+        edges.append(triples(one) + np.array([[rows], [cols], [0]]))
         rows, cols = rows + one.n_rows, cols + one.n_cols
-    np.testing.assert_array_equal(triples(whole), np.concatenate(expected, 1))
-    structure = whole.structure.to("cpu").tocoo()
+    edges = np.concatenate(edges, 1)
+    np.testing.assert_array_equal(triples(whole), edges)
     if whole.structure.format == "coo":
-        np.testing.assert_array_equal(
-            [structure.row, structure.col], np.concatenate(expected, 1)[:2]
-        )
-
-
-@given(given_=pieces)
-def test_values_are_carried_by_the_permutations(xp, given_):
-    graphs = [graph_of(xp, A, flip) for A, flip in given_]
-    whole = Graph.batch(graphs)
-    numbers = xp.arange(whole.nnz, dtype=np.float64)
-    numbered = whole.with_data(numbers)
+        structure = whole.structure.to("cpu")
+        np.testing.assert_array_equal([structure.row, structure.col], edges[:2])
+    numbered = whole.with_data(xp.arange(whole.nnz, dtype=np.float64))
     assert (host(numbered.csr.data) == host(whole.csr_perm)).all()
     assert (host(numbered.csc.data) == host(numbered.csr.data)[host(whole.csc_perm)]).all()
-    ones, others = numbered.csr.tocoo(), numbered.csc.tocoo()
     pairs = [
         {value: (row, col) for row, col, value in zip(*map(list, map(host, parts)), strict=True)}
-        for parts in ((A.row, A.col, A.data) for A in (ones, others))
+        for parts in ((A.row, A.col, A.data) for A in (numbered.csr.tocoo(), numbered.csc.tocoo()))
     ]
     assert pairs[0] == pairs[1]
 
@@ -108,17 +94,13 @@ def test_nothing_is_sorted_once_its_graphs_are_built(monkeypatch):
     assert "built: csr, csc" in repr(whole)
 
 
-def test_a_batch_of_batches_is_the_batch_of_all():
+def test_a_batch_of_batches_is_the_batch_of_all_and_pickles():
     graphs = [graph(seed=k, weighted=True) for k in range(4)]
-    nested = Graph.batch([Graph.batch(graphs[:2]), Graph.batch(graphs[2:])])
-    assert (triples(nested) == triples(Graph.batch(graphs))).all()
-
-
-def test_a_batch_pickles_and_copies():
-    whole = Graph.batch([graph(seed=k, weighted=True) for k in range(3)])
+    whole = Graph.batch(graphs)
     again = pickle.loads(pickle.dumps(whole))
-    assert (triples(again) == triples(whole)).all()
     assert again.csc == whole.csc
+    for other in (again, Graph.batch([Graph.batch(graphs[:2]), Graph.batch(graphs[2:])])):
+        assert (triples(other) == triples(whole)).all()
 
 
 def test_a_batch_moves_to_a_device_as_it_is(xp):

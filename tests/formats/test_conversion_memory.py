@@ -10,20 +10,20 @@ from sparsefmt import COO, CSR
 from sparsefmt.formats import condense, primitives
 
 FACTOR = 2.5
-#: What is worked on at a time: a quarter of the library's, and so are the matrices.
-PART = primitives.PART // 4
+#: What is worked on at a time: an eighth of the library's, and so are the matrices.
+PART = primitives.PART // 8
 #: Temporaries of a part of the rows, whose number does not grow with the matrix.
 PARTS = 4 * 8 * PART
 SHAPES = {
-    "many rows": (1_500_000, 50, 100),
-    "many columns": (50, 1_500_000, 100),
-    "many of both": (1_500_000, 1_500_000, 100),
-    "no entry": (1_500_000, 1_500_000, 0),
-    "no row": (0, 1_500_000, 0),
-    "many entries": (2000, 2000, 375_000),
-    "as many": (375_000, 375_000, 375_000),
-    "one row": (1, 750_000, 375_000),
-    "one cell": (1, 1, 375_000),
+    "many rows": (750_000, 50, 100),
+    "many columns": (50, 750_000, 100),
+    "many of both": (750_000, 750_000, 100),
+    "no entry": (750_000, 750_000, 0),
+    "no row": (0, 750_000, 0),
+    "many entries": (2000, 2000, 187_500),
+    "as many": (187_500, 187_500, 187_500),
+    "one row": (1, 375_000, 187_500),
+    "one cell": (1, 1, 187_500),
 }
 TILES = [(1, 1), (128, 64), (65_536, 1)]
 #: Columns of padding: few rows only.
@@ -33,7 +33,7 @@ WIDE = [((1, 65_536), "one row"), ((1, 65_536), "one cell"), ((16, 4096), "many 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
     monkeypatch.setattr(primitives, "PART", PART)
-    monkeypatch.setattr(condense, "PART_ENTRIES", condense.PART_ENTRIES // 4)
+    monkeypatch.setattr(condense, "PART_ENTRIES", condense.PART_ENTRIES // 8)
 
 
 def example(shape, index_dtype, *, ascending):

@@ -117,12 +117,9 @@ def source(xp, name, kind, dtype, index):
 
 
 @pytest.mark.parametrize("dtype", [None, *VALUE_DTYPES], ids=str)
-@pytest.mark.parametrize("kind", GRAPHS)
 @pytest.mark.parametrize(("start", "goal"), PAIRS, ids="-".join)
-def test_conversion_keeps_every_entry_and_carries_values_by_its_permutation(
-    xp, start, goal, kind, dtype
-):
-    for index in INDEX_DTYPES:
+def test_conversion_keeps_every_entry_and_carries_values_by_its_permutation(xp, start, goal, dtype):
+    for kind, index in itertools.product(GRAPHS, INDEX_DTYPES):
         original = graph(kind, dtype, index)
         A = source(xp, start, kind, dtype, index)
         before = bits(A)
@@ -135,38 +132,31 @@ def test_conversion_keeps_every_entry_and_carries_values_by_its_permutation(
         assert perm.dtype in INDEX_DTYPES
         if dtype is not None:
             assert flat(B.data) == flat(A.data[perm])
+        if dtype == np.float64:  # without values: the permutation by which they would have moved
+            bare, other = A.with_data(None).asformat_with_perm(goal)
+            assert bare == B.with_data(None)
+            assert host(other).tolist() == host(perm).tolist()
         assert A.asformat(goal) == B
-        assert bits(A) == before
+        assert bits(A) == before, kind
 
 
-@pytest.mark.parametrize("kind", GRAPHS)
 @pytest.mark.parametrize(("start", "goal"), PAIRS, ids="-".join)
-def test_permutation_of_an_unweighted_structure_carries_any_values(xp, start, goal, kind):
-    """The permutation without values is the one that values would have travelled by."""
-    weighted = source(xp, start, kind, np.dtype(np.float64), INDEX_DTYPES[1])
-    B, perm = weighted.with_data(None).asformat_with_perm(goal)
-    assert B.data is None
-    assert flat(weighted.data[perm]) == flat(weighted.asformat(goal).data)
-    assert_same_matrix(B.with_data(weighted.data[perm]), weighted)
-
-
-@pytest.mark.parametrize("kind", GRAPHS)
-@pytest.mark.parametrize(("start", "goal"), PAIRS, ids="-".join)
-def test_order_within_rows_and_columns_is_stable(xp, start, goal, kind):
-    A = source(xp, start, kind, np.dtype(np.float32), INDEX_DTYPES[0])
-    B = A.asformat(goal)
+def test_order_within_rows_and_columns_is_stable(xp, start, goal):
     in_order = {"coo": stored_entries, "csc": columns_in_order}.get(goal, rows_in_order)
-    expected = in_order(A.tocsr() if start == "sgt" else A)
-    assert repr(stored_entries(B.tocsr() if goal == "sgt" else B)) == repr(expected)
+    for kind in GRAPHS:
+        A = source(xp, start, kind, np.dtype(np.float32), INDEX_DTYPES[0])
+        B = A.asformat(goal)
+        expected = in_order(A.tocsr() if start == "sgt" else A)
+        assert repr(stored_entries(B.tocsr() if goal == "sgt" else B)) == repr(expected), kind
 
 
-@pytest.mark.parametrize("kind", GRAPHS)
 @pytest.mark.parametrize("path", [*itertools.permutations(FORMATS, 3)], ids="-".join)
-def test_permutations_compose_along_a_path(xp, path, kind):
-    A = source(xp, path[0], kind, np.dtype(np.float32), INDEX_DTYPES[0])
-    B, first = A.asformat_with_perm(path[1])
-    C, second = B.asformat_with_perm(path[2])
-    assert flat(A.data[first[second]]) == flat(C.data)
+def test_permutations_compose_along_a_path(xp, path):
+    for kind in GRAPHS:
+        A = source(xp, path[0], kind, np.dtype(np.float32), INDEX_DTYPES[0])
+        B, first = A.asformat_with_perm(path[1])
+        C, second = B.asformat_with_perm(path[2])
+        assert flat(A.data[first[second]]) == flat(C.data), kind
 
 
 # Round trips, bit for bit
@@ -180,23 +170,13 @@ def special(kind, dtype=np.float32):
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-@pytest.mark.parametrize("through", ["coo", *TILES], ids=str)
-def test_csr_comes_back_bit_for_bit(xp, through, kind):
+def test_csr_and_csc_come_back_bit_for_bit(xp, kind):
     A = on(xp, special(kind)).tocsr()
-    B = A.tocoo() if through == "coo" else A.tosgt(through)
-    assert bits(B.tocsr()) == bits(A)
-
-
-@pytest.mark.parametrize("kind", GRAPHS)
-def test_csc_comes_back_from_coo_bit_for_bit(xp, kind):
-    A = on(xp, special(kind)).tocsc()
-    assert bits(A.tocoo().tocsc()) == bits(A)
-
-
-@pytest.mark.parametrize("kind", GRAPHS)
-def test_csr_through_csc_and_back_is_sorted_and_stable(xp, kind):
-    A = on(xp, special(kind)).tocsr()
-    B = A.tocsc().tocsr()
+    for B in (A.tocoo(), *map(A.tosgt, TILES)):
+        assert bits(B.tocsr()) == bits(A)
+    C = A.tocsc()
+    assert bits(C.tocoo().tocsc()) == bits(C)
+    B = C.tocsr()
     assert B.has_sorted_indices
     expected = sorted(stored_entries(A), key=lambda entry: entry[:2])
     assert repr(stored_entries(B)) == repr(expected)
@@ -204,10 +184,10 @@ def test_csr_through_csc_and_back_is_sorted_and_stable(xp, kind):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
-@pytest.mark.parametrize(("start", "goal"), PAIRS, ids="-".join)
-def test_nan_infinity_and_negative_zero_survive(xp, start, goal, dtype):
-    A = on(xp, special("unsorted_duplicates", dtype)).asformat(start)
-    assert_same_matrix(A, A.asformat(goal))
+def test_nan_infinity_and_negative_zero_survive(xp, dtype):
+    for start, goal in PAIRS:
+        A = on(xp, special("unsorted_duplicates", dtype)).asformat(start)
+        assert_same_matrix(A, A.asformat(goal))
 
 
 # Dense
@@ -221,9 +201,9 @@ def naive_dense(A):
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-@pytest.mark.parametrize("start", FORMATS)
-def test_dense_adds_duplicates_up(xp, start, kind):
-    for index, dtype in itertools.product(INDEX_DTYPES, (np.float32, np.float64)):
+def test_dense_adds_duplicates_up(xp, kind):
+    kinds = FORMATS, INDEX_DTYPES, (np.float32, np.float64)
+    for start, index, dtype in itertools.product(*kinds):
         A = source(xp, start, kind, np.dtype(dtype), index)
         X, cells = A.toarray_with_perm()
         assert X.dtype == dtype
@@ -234,10 +214,9 @@ def test_dense_adds_duplicates_up(xp, start, kind):
 
 @pytest.mark.parametrize("dtype", VALUE_DTYPES, ids=str)
 @pytest.mark.parametrize("kind", [kind for kind in GRAPHS if "duplicates" not in kind])
-@pytest.mark.parametrize("goal", FORMATS)
-def test_dense_to_sparse_to_dense_is_exact(xp, goal, kind, dtype):
+def test_dense_to_sparse_to_dense_is_exact(xp, kind, dtype):
     X = source(xp, "csr", kind, dtype, INDEX_DTYPES[0]).toarray()
-    for index in INDEX_DTYPES:
+    for goal, index in itertools.product(FORMATS, INDEX_DTYPES):
         A = sparsefmt.from_dense(X, goal, index_dtype=index)
         A.check()
         assert (A.format, A.index_dtype, A.dtype) == (goal, index, dtype)
@@ -261,12 +240,16 @@ def naive_tiles(A, tile):
 @pytest.mark.parametrize("kind", GRAPHS)
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_tiles_hold_the_columns_of_their_window_ascending(xp, tile, kind):
+    """Entries are ordered by window, column and place, and statistics follow from counts."""
     for index in INDEX_DTYPES:
         A = on(xp, graph(kind, np.dtype(np.float32), index))
         B = A.tosgt(tile)
         B.check()
         assert B.tile == tile
-        assert (B.tile_count, B.dense_tile_count) == naive_tiles(A, tile)
+        condensed, dense = naive_tiles(A, tile)
+        assert (B.tile_count, B.dense_tile_count) == (condensed, dense)
+        assert B.reduction == (1 - condensed / dense if dense else 0)
+        assert B.tile_density == (A.nnz / (condensed * tile[0] * tile[1]) if condensed else 0)
         host_B, used = B.to("cpu"), {}
         for row, col, _ in stored_entries(A):
             used.setdefault(row // tile[0], set()).add(col)
@@ -275,33 +258,17 @@ def test_tiles_hold_the_columns_of_their_window_ascending(xp, tile, kind):
             slots = host_B.columns[first:end].ravel().tolist()
             columns = sorted(used.get(window, ()))
             assert slots == columns + [-1] * (len(slots) - len(columns))
+        csr = host_B.tocsr().tocoo()
+        places = host_B.order.tolist()
+        keys = [(csr.row[place] // tile[0], csr.col[place], place) for place in places]
+        assert keys == sorted(keys)
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-@pytest.mark.parametrize("tile", TILES, ids=str)
-def test_tiled_entries_are_ordered_by_window_column_and_place(tile, kind):
-    B = graph(kind).tosgt(tile)
-    csr = B.tocsr().tocoo()
-    places = B.order.tolist()
-    keys = [(csr.row[place] // tile[0], csr.col[place], place) for place in places]
-    assert keys == sorted(keys)
-
-
-@pytest.mark.parametrize("kind", GRAPHS)
-@pytest.mark.parametrize("tile", TILES, ids=str)
-def test_tile_statistics_follow_from_counts(tile, kind):
-    A = graph(kind)
-    B = A.tosgt(tile)
-    condensed, dense = naive_tiles(A, tile)
-    assert B.reduction == (1 - condensed / dense if dense else 0)
-    assert B.tile_density == (A.nnz / (condensed * tile[0] * tile[1]) if condensed else 0)
-
-
-@pytest.mark.parametrize("kind", GRAPHS)
-@pytest.mark.parametrize(("tile", "other"), [*itertools.permutations(TILES[:4], 2)], ids=str)
-def test_retiling_is_tiling_the_original(xp, tile, other, kind):
+def test_retiling_is_tiling_the_original(xp, kind):
     A = on(xp, graph(kind, np.dtype(np.float32)))
-    assert A.tosgt(tile).tosgt(other) == A.tosgt(other)
+    for tile, other in itertools.permutations(TILES[:4], 2):
+        assert A.tosgt(tile).tosgt(other) == A.tosgt(other)
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
@@ -336,38 +303,18 @@ def test_grouping_is_a_stable_sort_with_the_bounds_of_each_key(xp, dtype):
     assert host(ptr).tolist() == [0, 2, 3, 3, 5, 5, 6]
 
 
-# Sharing, and leaving alone
+def test_conversions_share_what_they_leave_alone():
+    def shares(a, b):
+        return a.__array_interface__["data"] == b.__array_interface__["data"]
 
-
-def shares(a, b):
-    return a.__array_interface__["data"] == b.__array_interface__["data"]
-
-
-@pytest.fixture
-def weighted():
-    return graph("power_law", np.dtype(np.float32)).tocsr().copy()
-
-
-def test_csr_to_coo_shares_indices_and_data(weighted):
-    assert shares(weighted.tocoo().col, weighted.indices)
-    assert shares(weighted.tocoo().data, weighted.data)
-
-
-def test_csc_to_coo_shares_indices_and_data(weighted):
-    A = weighted.tocsc()
-    assert shares(A.tocoo().row, A.indices)
-    assert shares(A.tocoo().data, A.data)
-
-
-def test_coo_in_row_order_to_csr_shares_indices_and_data(weighted):
-    A = weighted.tocoo()
-    assert shares(A.tocsr().indices, A.col)
-    assert shares(A.tocsr().data, A.data)
-
-
-def test_tiles_share_the_values_both_ways(weighted):
-    assert shares(weighted.tosgt().data, weighted.data)
-    assert shares(weighted.tosgt().tocsr().data, weighted.data)
+    csr = graph("power_law", np.dtype(np.float32)).tocsr().copy()
+    csc, coo = csr.tocsc(), csr.tocoo()
+    assert shares(coo.col, csr.indices)
+    assert shares(csc.tocoo().row, csc.indices)
+    assert shares(coo.tocsr().indices, coo.col)  # in the order of rows
+    for A, B in ((csr, coo), (csc, csc.tocoo()), (coo, coo.tocsr()), (csr, csr.tosgt())):
+        assert shares(A.data, B.data)
+    assert shares(csr.tosgt().tocsr().data, csr.data)
 
 
 # CBSR

@@ -195,9 +195,6 @@ REPR = {
 def test_repr(xp, format):
     A = example(xp, format)
     assert repr(A) == REPR[format].replace("DEVICE", A.device)
-
-
-def test_repr_of_an_unweighted_structure(xp):
     assert "nnz=7, unweighted, int64 indices" in repr(example(xp, values=None, index="int64"))
 
 
@@ -207,27 +204,15 @@ def test_repr_of_an_unweighted_structure(xp):
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_matrix_equals_its_copies(xp, format):
     A = example(xp, format)
-    for B in (A, A.copy(), copy.copy(A), copy.deepcopy(A), pickle.loads(pickle.dumps(A))):
+    pickled = (pickle.dumps(A, n) for n in range(2, pickle.HIGHEST_PROTOCOL + 1))
+    for B in (A, A.copy(), copy.copy(A), copy.deepcopy(A), *map(pickle.loads, pickled)):
         assert A == B
         assert not A != B
         assert type(B) is type(A)
+        assert B.shape == A.shape
+        with pytest.raises(AttributeError):
+            B.shape = (1, 1)
         B.check()
-
-
-@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-@pytest.mark.parametrize("format", FORMATS)
-def test_pickling(xp, format, protocol):
-    A = example(xp, format)
-    B = pickle.loads(pickle.dumps(A, protocol))
-    assert A == B
-    assert B.shape == A.shape
-    with pytest.raises(AttributeError):
-        B.shape = (1, 1)
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_copy_shares_no_memory(xp, format):
-    A = example(xp, format)
     B = A.copy()
     for name, a in arrays_of(A).items():
         assert not xp.may_share_memory(a, getattr(B, name))
@@ -236,7 +221,7 @@ def test_a_copy_shares_no_memory(xp, format):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_fields_are_frozen_and_matrices_unhashable(xp, format):
+def test_matrices_are_frozen_unhashable_and_no_sequences(xp, format):
     A = example(xp, format)
     with pytest.raises(AttributeError, match="data"):
         A.data = None
@@ -244,19 +229,11 @@ def test_fields_are_frozen_and_matrices_unhashable(xp, format):
         del A.shape
     with pytest.raises(TypeError, match="unhashable"):
         hash(A)
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_matrix_is_no_sequence(xp, format):
-    A = example(xp, format)
     with pytest.raises(TypeError, match="not iterable"):
         iter(A)
-    with pytest.raises(TypeError):
-        A @ A
-    with pytest.raises(TypeError):
-        xp.ones((5, 5)) @ A
-    with pytest.raises(TypeError):
-        xp.ones((5, 6)) * A
+    for call in (lambda: A @ A, lambda: xp.ones((5, 5)) @ A, lambda: xp.ones((5, 6)) * A):
+        with pytest.raises(TypeError):
+            call()
 
 
 def changed(A: Any, xp: ModuleType) -> dict[str, Any]:
@@ -322,11 +299,7 @@ def test_matrices_move_between_devices(format):
 def test_moving_to_where_it_is_gives_itself(format):
     A = example(np, format)
     assert A.to("cpu") is A
-
-
-def test_a_torch_device_names_a_device():
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    A = example(np)
     assert A.to(torch.device("cpu")) is A
 
 
@@ -360,17 +333,11 @@ def test_astype_of_indices(xp, format):
         assert same(D.toarray(), EXPECTED)
 
 
-def test_astype_leaves_an_unweighted_structure_unweighted(xp):
+def test_astype_of_no_values_of_big_endian_ones_and_of_cbsr_columns(xp):
     assert example(xp, values=None).astype(np.float64).data is None
-
-
-def test_astype_gives_native_byte_order():
     A = example(np).astype(">f8")
     assert A.dtype == np.float64
     assert A.dtype.isnative
-
-
-def test_astype_of_cbsr_columns_may_name_what_they_are(xp):
     A = example(xp, "cbsr")
     assert A.astype(np.float64, index_dtype=np.uint8).dtype == np.float64
     with pytest.raises(UnsupportedError, match="stores them as uint8"):
@@ -388,13 +355,9 @@ def test_with_data_shares_the_structure(xp, format):
     B.check()
     strided = xp.ones((*A.data.shape, 2), np.float32)[..., 0]
     assert A.with_data(strided).data.flags.c_contiguous
-
-
-@pytest.mark.parametrize("format", SPARSE)
-def test_values_can_be_taken_away_and_given_back(xp, format):
-    A = example(xp, format)
-    assert A.with_data(None).with_data(A.data) == A
-    assert same(A.with_data([2.0] * 7).toarray(), 2 * oracle(A.with_data(None)))
+    if format != "cbsr":
+        assert A.with_data(None).with_data(A.data) == A
+        assert same(A.with_data([2.0] * 7).toarray(), 2 * oracle(A.with_data(None)))
 
 
 def test_an_empty_list_can_be_data():
@@ -422,13 +385,7 @@ def test_transpose(xp, format, values):
     else:
         assert B.data is A.data
         assert B.T == A
-
-
-@pytest.mark.parametrize("format", ["coo", "csr", "csc"])
-def test_a_transpose_is_a_view(xp, format):
-    A = example(xp, format)
-    theirs = {id(a) for a in arrays_of(A.T).values()}
-    assert theirs == {id(a) for a in arrays_of(A).values()}
+        assert {*map(id, arrays_of(B).values())} == {*map(id, arrays_of(A).values())}
 
 
 @pytest.mark.parametrize("format", SPARSE)
@@ -444,14 +401,6 @@ def test_columns_and_both_axes(xp, format):
     A[2:, ::2].check()
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_all_of_a_matrix_is_the_matrix(xp, format):
-    A = example(xp, format)
-    assert A[:] is A
-    assert A[:, :] is A
-    assert A[()] is A
-
-
 @pytest.mark.parametrize("format", SPARSE)
 def test_slices_keep_duplicates_zeros_and_an_absence_of_values(xp, format):
     A = example(xp, format)
@@ -464,11 +413,14 @@ def test_slices_keep_duplicates_zeros_and_an_absence_of_values(xp, format):
         assert B.tile == A.tile
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint64", "int64"])
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "uint64", "int64"])
 def test_keys_of_any_integer_dtype(xp, dtype):
     A = COO(xp.arange(300, dtype=np.int32), xp.zeros(300, np.int32), shape=(300, 1)).tocsr()
-    assert same(A[xp.asarray([1, 0, 100], dtype)].toarray()[:, 0], [1, 1, 1])
-    assert A[xp.asarray([1, 0, 100], dtype)].shape == (3, 1)
+    A = A.with_data(xp.arange(300.0))
+    for key in ([1, 0, 127], [-1, -128] if dtype.startswith("int") else [100]):
+        B = A[xp.asarray(key, dtype)]
+        assert same(B.toarray()[:, 0], np.arange(300)[key])
+        assert B.shape == (len(key), 1)
 
 
 def test_rows_of_a_cbsr(xp):
@@ -484,11 +436,14 @@ def test_rows_of_a_cbsr(xp):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_slices_are_copies(xp, format):
+def test_slices_are_copies_and_all_of_a_matrix_is_the_matrix(xp, format):
     A = example(xp, format)
     before = A.copy()
     A[0:3].data[...] = 7
     assert A == before
+    assert A[:] is A
+    assert A[:, :] is A
+    assert A[()] is A
 
 
 # How arrays come in
@@ -570,7 +525,7 @@ def test_big_endian_arrays_come_in():
     assert same(from_dense(EXPECTED.astype(">f4")).toarray(), EXPECTED)
 
 
-def test_subclasses_come_in_as_plain_views(tmp_path):
+def test_subclasses_and_read_only_arrays_come_in_as_views(tmp_path):
     path = tmp_path / "data.npy"
     np.save(path, np.asarray(DATA, np.float32))
     stored = np.load(path, mmap_mode="r")
@@ -579,6 +534,11 @@ def test_subclasses_come_in_as_plain_views(tmp_path):
     assert np.shares_memory(A.data, stored)
     assert A == example(np)
     assert from_dense(EXPECTED.view(np.matrix)) == from_dense(EXPECTED)
+    A = frozen(example(np))
+    B = COO(A.row, A.col, A.data, shape=SHAPE)
+    assert B.row is A.row
+    assert not B.row.flags.writeable
+    assert B.copy().row.flags.writeable
 
 
 def frozen(A: Any) -> Any:
@@ -618,14 +578,6 @@ def test_nothing_writes_to_its_input(xp, format, operation):
         frozen(A)
     OPERATIONS[operation](A)
     assert A == before
-
-
-def test_read_only_arrays_come_in(xp):
-    A = frozen(example(np))
-    B = COO(A.row, A.col, A.data, shape=SHAPE)
-    assert B.row is A.row
-    assert not B.row.flags.writeable
-    assert B.copy().row.flags.writeable
 
 
 # Checks
@@ -719,9 +671,6 @@ def test_tile_statistics(xp):
     assert A.dense_tile_count == 5
     assert A.reduction == pytest.approx(1 - 3 / 5)
     assert isinstance(A.reduction, float)
-
-
-def test_statistics_of_no_tiles(xp):
     A = COO(xp.zeros(0, np.int32), xp.zeros(0, np.int32), shape=(40, 40)).tosgt()
     assert (A.tile_count, A.dense_tile_count, A.tile_density, A.reduction) == (0, 0, 0.0, 0.0)
     assert A.n_windows == 3
@@ -777,14 +726,8 @@ def test_named_conversions_are_the_general_one(xp, format):
     B, perm = A.tosgt_with_perm((2, 4))
     assert B == A.tosgt((2, 4))
     assert len(perm) == A.nnz
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_conversion_to_itself_is_itself(xp, format):
-    A = example(xp, format)
-    assert A.asformat(format) is A
     B, perm = A.asformat_with_perm(format)
-    assert B is A
+    assert B is A is A.asformat(format)
     assert same(perm, np.arange(A.nnz))
 
 
@@ -829,7 +772,7 @@ def test_from_dense(xp, format, values):
     B.check()
 
 
-def test_from_dense_takes_a_tile_and_lists_and_empty_arrays(xp):
+def test_from_dense_takes_a_tile_lists_and_nothing_and_drops_zeros_of_both_signs(xp):
     assert from_dense(xp.ones((3, 3)), "sgt", tile=(2, 2)).tile == (2, 2)
     assert from_dense([[0.0, 1.0]]).nnz == 1
     assert from_dense([[]]).shape == (1, 0)
@@ -837,11 +780,7 @@ def test_from_dense_takes_a_tile_and_lists_and_empty_arrays(xp):
         A = from_dense(xp.zeros(shape, np.float32))
         assert A.shape == shape
         assert A.nnz == 0
-
-
-def test_from_dense_keeps_nan_and_drops_zeros_of_both_signs(xp):
-    X = xp.asarray([[float("nan"), 0.0], [-0.0, float("inf")]])
-    A = from_dense(X)
+    A = from_dense(xp.asarray([[float("nan"), 0.0], [-0.0, float("inf")]]))
     assert same(A.indices, [0, 1])
     assert bool(xp.isnan(A.data[0]))
 
@@ -858,12 +797,8 @@ def test_take_moves_indices_and_values_together(xp, data):
     assert moved is None if data is None else same(moved, [3, 1, 2])
 
 
-@pytest.mark.parametrize(("count", "bits"), [(0, 0), (1, 0), (2, 1), (256, 8), (257, 9)])
-def test_bits(count, bits):
-    assert primitives.bits_for(count) == bits
-
-
-def test_expand_inverts_pointers(xp):
+def test_expand_inverts_pointers_and_bits_hold_a_count(xp):
+    assert [*map(primitives.bits_for, (0, 1, 2, 256, 257))] == [0, 0, 1, 8, 9]
     ptr = xp.asarray([0, 2, 2, 5], np.int32)
     assert same(primitives.expand(ptr, 5), [0, 0, 2, 2, 2])
     assert same(primitives.pointers(xp.asarray([0, 0, 2, 2, 2]), 3, np.int32), [0, 2, 2, 5])

@@ -61,13 +61,6 @@ def test_every_format_is_the_same_matrix(xp, A, flip, tile):
         np.testing.assert_array_equal(host(B.toarray(np.float64)), expected)
     assert [type(B).__name__ for B in found[:4]] == ["CSR", "CSC", "COO", "SGT"]
     assert found[3].tile == tile
-
-
-@given(A=structures, flip=st.booleans())
-@example(A=EMPTY, flip=False)
-def test_degrees_are_those_of_the_rows(xp, A, flip):
-    graph = Graph(put(xp, A))
-    graph = graph.transposed if flip else graph
     lengths = host(graph.csr.lengths)
     assert host(graph.in_degree).tolist() == lengths.tolist()
     assert host(graph.out_degree).tolist() == host(graph.csc.lengths).tolist()
@@ -75,7 +68,7 @@ def test_degrees_are_those_of_the_rows(xp, A, flip):
 
 
 @given(A=structures, flip=st.booleans())
-def test_what_is_built_is_kept(xp, A, flip):
+def test_what_is_built_is_kept_and_the_transpose_shares_it(xp, A, flip):
     graph = Graph(put(xp, A))
     graph = graph.transposed if flip else graph
     for ask in (
@@ -93,11 +86,6 @@ def test_what_is_built_is_kept(xp, A, flip):
         first = ask()
         assert ask() is first
     assert graph.stats.nnz == A.nnz
-
-
-@given(A=structures)
-def test_the_transpose_shares_everything(xp, A):
-    graph = Graph(put(xp, A))
     there = graph.transposed
     assert there.transposed is graph
     assert there.csr.indices is graph.csc.indices
@@ -154,12 +142,6 @@ def test_values_given_after_with_data_are_still_in_the_users_order(xp):
     for G in (graph, pickle.loads(pickle.dumps(graph)), graph.to("cpu")):
         G = G.with_data(weights if G.device == graph.device else host(weights))
         assert host(G.csr.data).tolist() == [30.0, 10.0, 20.0, 40.0, 50.0]
-
-
-def test_an_sgt_of_the_same_tile_is_itself_and_its_transpose_a_view(xp):
-    A = put(xp, power_law(40, 200)).tosgt((8, 8))
-    assert Graph(A).sgt((8, 8)) is A
-    assert Graph(A).transposed.structure == A.tocsr().T
 
 
 # PyG's edges
@@ -308,6 +290,9 @@ def test_what_a_graph_is(xp):
     assert isinstance(graph.transposed.csr, CSR)
     assert isinstance(graph.transposed.csc, CSC)
     assert isinstance(Graph(graph.csr).transposed.structure, CSC)
+    A = put(xp, power_law(40, 200)).tosgt((8, 8))
+    assert Graph(A).sgt((8, 8)) is A
+    assert Graph(A).transposed.structure == A.tocsr().T
 
 
 @given(A=structures, flip=st.booleans())

@@ -191,6 +191,7 @@ WIDE = [
 ]
 
 
+@pytest.mark.covering("tile", "costs", "index", one_in=2)
 @pytest.mark.parametrize("index", ["int32", "int64"])
 @pytest.mark.parametrize("costs", COSTS, ids=str)
 @pytest.mark.parametrize(("tile", "shape"), WIDE, ids=str)

@@ -36,7 +36,7 @@ def test_mutated_files_are_read_or_refused(tmp_path):
 def test_a_sequence_of_calls_agrees_with_the_oracles(one_thread):
     options = settings(SMOKE, max_examples=3, stateful_step_count=8)
     with poison("cpu"):
-        run_state_machine_as_test(seed(0)(Everything), settings=options)
+        run_state_machine_as_test(seed(3)(Everything), settings=options)
 
 
 def test_layouts_hold_the_same_numbers():

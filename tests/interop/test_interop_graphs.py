@@ -24,11 +24,18 @@ GRAPHS = (networkx.Graph, networkx.DiGraph, networkx.MultiGraph, networkx.MultiD
 
 
 def test_an_edge_is_an_entry_at_row_target_and_column_source():
+    """Nodes are counted in the order of the graph."""
     G = networkx.DiGraph([("a", "b"), ("c", "b")])
     A = from_networkx(G)
     assert list(G.nodes) == ["a", "b", "c"]
     assert stored_entries(A) == [(1, 0, 1.0), (1, 2, 1.0)]
     assert A.data is None
+    G = networkx.DiGraph()
+    G.add_nodes_from(["z", "a", 5, (1, 2)])
+    G.add_edge((1, 2), "a", weight=3)
+    A = from_networkx(G)
+    assert A.shape == (4, 4)
+    assert stored_entries(A) == [(1, 3, 3.0)]
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
@@ -68,15 +75,6 @@ def test_parallel_edges_stay_apart(kind):
     assert A.data[:2].tolist() == [1.0, 2.0]
 
 
-def test_nodes_are_counted_in_the_order_of_the_graph():
-    G = networkx.DiGraph()
-    G.add_nodes_from(["z", "a", 5, (1, 2)])
-    G.add_edge((1, 2), "a", weight=3)
-    A = from_networkx(G)
-    assert A.shape == (4, 4)
-    assert stored_entries(A) == [(1, 3, 3.0)]
-
-
 def test_edges_without_the_attribute_weigh_one():
     G = networkx.DiGraph([(0, 1), (1, 2)])
     G.edges[1, 2]["weight"] = 0.5
@@ -85,14 +83,9 @@ def test_edges_without_the_attribute_weigh_one():
     assert from_networkx(G, weight=None).data is None
     G.edges[0, 1]["cost"] = 7
     assert from_networkx(G, weight="cost").data.tolist() == [7.0, 1.0]
-
-
-@pytest.mark.parametrize("value", [True, 3, 2.5, np.float32(0.5), np.int8(-3)])
-def test_weights_are_numbers_of_any_kind(value):
-    G = networkx.DiGraph()
-    G.add_edge(0, 1, weight=value)
-    A = from_networkx(G)
-    assert A.data.tolist() == [float(value)]
+    for value in (True, 3, 2.5, np.float32(0.5), np.int8(-3)):  # numbers of any kind
+        G.edges[0, 1]["weight"] = value
+        assert from_networkx(G).data.tolist() == [float(value), 0.5]
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
@@ -119,14 +112,11 @@ def test_a_matrix_becomes_a_directed_graph(format, weighted, dtype):
     assert all(type(w) is float for *_, w in found)
 
 
-def test_the_attribute_has_the_wanted_name():
+def test_the_attribute_has_the_wanted_name_and_parallel_edges_come_back():
     A = COO([0], [1], [2.0], shape=(2, 2))
     assert to_networkx(A, weight="cost").edges[1, 0] == {"cost": 2.0}
     assert from_networkx(to_networkx(A, weight="cost"), weight="cost").data.tolist() == [2.0]
-
-
-def test_entries_that_repeat_become_parallel_edges():
-    A = COO([0, 0], [1, 1], [1.0, 2.0], shape=(2, 2))
+    A = COO([0, 0], [1, 1], [1.0, 2.0], shape=(2, 2))  # entries that repeat
     G = to_networkx(A, multigraph=True)
     assert type(G) is networkx.MultiDiGraph
     assert stored_entries(from_networkx(G)) == stored_entries(A)
@@ -162,34 +152,22 @@ def test_matrices_agree_with_those_of_networkx(kind, pairs):
 
 
 @pytest.mark.parametrize(
-    ("weight", "error", "message"),
+    ("weight", "options", "error", "message"),
     [
-        ("heavy", DtypeError, "edge_weight is <U"),
-        (1j, UnsupportedError, "edge_weight is complex128"),
-        (object(), DtypeError, "edge_weight holds Python objects"),
-        ([1.0, 2.0], DtypeError, "'weight' of some edges is not one number"),
-        (2**53 + 1, DtypeError, "cannot hold exactly"),
-        (2**70, DtypeError, "edge_weight holds Python objects"),
+        ("heavy", {}, DtypeError, "edge_weight is <U"),
+        (1j, {}, UnsupportedError, "edge_weight is complex128"),
+        (object(), {}, DtypeError, "edge_weight holds Python objects"),
+        ([1.0, 2.0], {}, DtypeError, "'weight' of some edges is not one number"),
+        (2**53 + 1, {}, DtypeError, "cannot hold exactly"),
+        (2**70, {}, DtypeError, "edge_weight holds Python objects"),
+        (1.5, {"format": "bsr"}, UnsupportedError, "format is 'bsr'"),
+        (1.5, {"index_dtype": "int8"}, DtypeError, "index_dtype is int8"),
+        (1.5, {"dtype": "int8"}, DtypeError, "dtype is int8"),
     ],
 )
-def test_weights_are_checked(weight, error, message):
+def test_weights_and_options_are_checked(weight, options, error, message):
     G = networkx.DiGraph([(0, 1), (1, 2)])
     G.edges[0, 1]["weight"] = weight
-    with pytest.raises(error, match=message):
-        from_networkx(G)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"format": "bsr"}, UnsupportedError, "format is 'bsr'"),
-        ({"index_dtype": "int8"}, DtypeError, "index_dtype is int8"),
-        ({"dtype": "int8"}, DtypeError, "dtype is int8"),
-    ],
-)
-def test_options_of_from_networkx_are_checked(options, error, message):
-    G = networkx.DiGraph()
-    G.add_edge(0, 1, weight=1.5)
     with pytest.raises(error, match=message):
         from_networkx(G, **options)
 

@@ -1,6 +1,5 @@
 """PyG: ``edge_index`` and ``Data``; sources are columns, targets rows."""
 
-import re
 import sys
 from types import SimpleNamespace
 
@@ -94,14 +93,11 @@ def test_edges_come_as_lists_pairs_arrays_and_tensors(as_given):
     assert stored_entries(from_edge_index(given_edges, WEIGHTS)) == ENTRIES
 
 
-def test_a_pair_of_tensors_is_shared():
+def test_a_pair_of_tensors_is_shared_and_one_of_two_index_dtypes_meets_in_int64():
     source, target = edges()
     A = from_edge_index((source, target))
     assert A.col.ctypes.data == source.data_ptr()
     assert A.row.ctypes.data == target.data_ptr()
-
-
-def test_a_pair_of_two_index_dtypes_meets_in_int64():
     A = from_edge_index((np.array([0, 1], np.int32), np.array([1, 0], np.int64)))
     assert A.index_dtype == np.int64
 
@@ -263,25 +259,17 @@ def test_a_data_is_shared():
     assert A.data.ctypes.data == graph.edge_weight.data_ptr()
 
 
-def test_edge_weight_goes_before_edge_attr():
-    A = from_pyg(data(edge_weight=weights(), edge_attr=torch.zeros(5)))
-    assert stored_entries(A) == ENTRIES
-
-
-@pytest.mark.parametrize("width", [1, 3])
-def test_wide_edge_features_are_no_values(width):
-    assert from_pyg(data(edge_attr=torch.ones(5, width))).data is None
-
-
-def test_a_data_without_weights_is_unweighted():
+def test_edge_weight_goes_before_edge_attr_and_wide_ones_are_no_values():
+    assert (
+        stored_entries(from_pyg(data(edge_weight=weights(), edge_attr=torch.zeros(5)))) == ENTRIES
+    )
+    for width in (1, 3):
+        assert from_pyg(data(edge_attr=torch.ones(5, width))).data is None
     A = from_pyg(data())
     assert A.data is None
     assert to_edge_index(A)[0].tolist() == EDGES
-
-
-def test_num_nodes_comes_from_the_features():
     A = from_pyg(data(num_nodes=None, x=torch.zeros(8, 2)))
-    assert A.shape == (8, 8)
+    assert A.shape == (8, 8)  # from the features
 
 
 @pytest.mark.parametrize("layout", ["csr", "coo"])
@@ -355,10 +343,8 @@ def test_a_data_goes_round_without_a_copy():
 
 # Refusals
 
-
-@pytest.mark.parametrize(
-    ("edge_index", "error", "message"),
-    [
+REFUSED = {
+    "edge_index": [
         (np.zeros((5, 2), np.int64), ShapeError, r"shape \(5, 2\): give \(2, n_edges\)"),
         (np.zeros(4, np.int64), ShapeError, r"shape \(4,\): give \(2, n_edges\)"),
         (np.zeros((2, 2, 2), np.int64), ShapeError, r"shape \(2, 2, 2\)"),
@@ -380,15 +366,7 @@ def test_a_data_goes_round_without_a_copy():
         (torch.zeros(2, 2, device="meta").long(), DeviceError, "edge_index is on meta"),
         (np.array([[2**63], [0]], np.uint64), IndexRangeError, "edge_index holds 92233720368"),
     ],
-)
-def test_edge_index_is_checked(edge_index, error, message):
-    with pytest.raises(error, match=message):
-        from_edge_index(edge_index)
-
-
-@pytest.mark.parametrize(
-    ("edge_weight", "error", "message"),
-    [
+    "edge_weight": [
         (np.ones(4), ShapeError, r"edge_weight has shape \(4,\), expected \(5,\)"),
         (np.ones((5, 1)), ShapeError, r"edge_weight has shape \(5, 1\), expected \(5,\)"),
         (np.float64(1), ShapeError, r"edge_weight has shape \(\)"),
@@ -398,15 +376,7 @@ def test_edge_index_is_checked(edge_index, error, message):
         (torch.ones(5, requires_grad=True), UnsupportedError, r"edge_weight\.detach\(\)"),
         (torch.ones(5, device="meta"), DeviceError, "edge_weight is on meta"),
     ],
-)
-def test_edge_weight_is_checked(edge_weight, error, message):
-    with pytest.raises(error, match=message):
-        from_edge_index(edges(), edge_weight)
-
-
-@pytest.mark.parametrize(
-    ("num_nodes", "error", "message"),
-    [
+    "num_nodes": [
         (3, IndexRangeError, r"edge_index\[0\]\[2\] is 3 but there are 3 source vertices"),
         ((4, 1), IndexRangeError, r"edge_index\[1\]\[0\] is 1 but there are 1 target vertices"),
         ((2, 4), IndexRangeError, r"edge_index\[0\]\[1\] is 2 but there are 2 source vertices"),
@@ -418,10 +388,14 @@ def test_edge_weight_is_checked(edge_weight, error, message):
         ((4, 4, 4), ShapeError, r"num_nodes is \(4, 4, 4\): give an integer"),
         ((4, None), ShapeError, r"num_nodes is \(4, None\): give an integer"),
     ],
-)
-def test_num_nodes_is_checked(num_nodes, error, message):
+}
+CASES = [(name, *case) for name, cases in REFUSED.items() for case in cases]
+
+
+@pytest.mark.parametrize(("name", "value", "error", "message"), CASES)
+def test_arguments_are_checked(name, value, error, message):
     with pytest.raises(error, match=message):
-        from_edge_index(edges(), num_nodes=num_nodes)
+        from_edge_index(**{"edge_index": edges(), name: value})
 
 
 @pytest.mark.parametrize(
@@ -433,10 +407,9 @@ def test_num_nodes_is_checked(num_nodes, error, message):
         ({"index_dtype": "uint8"}, DtypeError, "index_dtype is uint8"),
     ],
 )
-@pytest.mark.parametrize("read", [lambda **o: from_edge_index(edges(), weights(), **o)])
-def test_options_are_checked(read, options, error, message):
+def test_options_are_checked(options, error, message):
     with pytest.raises(error, match=message):
-        read(**options)
+        from_edge_index(edges(), weights(), **options)
     with pytest.raises(error, match=message):
         from_pyg(data(edge_weight=weights()), **options)
 
@@ -444,13 +417,6 @@ def test_options_are_checked(read, options, error, message):
 def test_indices_that_int32_cannot_hold_are_refused():
     with pytest.raises(IndexRangeError, match=f"edge_index holds {2**33}, which int32 cannot"):
         from_edge_index(np.array([[0], [2**33]]), index_dtype="int32")
-
-
-def test_an_empty_data_is_no_graph():
-    from torch_geometric.data import Data
-
-    with pytest.raises(UnsupportedError, match=r"from_pyg got a torch_geometric.*Data"):
-        from_pyg(Data(x=torch.ones(2, 2)))
 
 
 def hetero_data():
@@ -510,33 +476,52 @@ def test_a_hetero_data_without_sizes_is_refused():
         as_sparse(data)
 
 
-@pytest.mark.parametrize("adj_t", [3, np.eye(2), SimpleNamespace(csr=1)])
-def test_an_adj_t_of_another_kind_is_refused(adj_t):
-    with pytest.raises(UnsupportedError, match="adj_t is a sparse tensor or a SparseTensor"):
-        from_pyg(SimpleNamespace(adj_t=adj_t))
+def with_values(value):
+    adj_t = SparseTensor(torch.tensor([0, 2, 3]), torch.tensor([2, 0, 1]), value, (2, 3))
+    return SimpleNamespace(adj_t=adj_t)
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("act", "error", "message"),
     [
-        (torch.ones(2), r"adj_t\.value has shape \(2,\), expected \(3,\)"),
-        (torch.ones(3, 4), r"adj_t\.value has shape \(3, 4\), expected \(3,\)"),
+        *(
+            (
+                lambda adj_t=adj_t: from_pyg(SimpleNamespace(adj_t=adj_t)),
+                UnsupportedError,
+                "adj_t is a sparse tensor or a SparseTensor",
+            )
+            for adj_t in (3, np.eye(2), SimpleNamespace(csr=1))
+        ),
+        (
+            lambda: from_pyg(with_values(torch.ones(2))),
+            ShapeError,
+            r"adj_t\.value has shape \(2,\), expected \(3,\)",
+        ),
+        (
+            lambda: from_pyg(with_values(torch.ones(3, 4))),
+            ShapeError,
+            r"adj_t\.value has shape \(3, 4\), expected \(3,\)",
+        ),
+        (
+            lambda: from_pyg(data(edge_weight=weights().requires_grad_())),
+            UnsupportedError,
+            "edge_weight requires grad",
+        ),
+        (
+            lambda: from_pyg(type(data())(x=torch.ones(2, 2))),
+            UnsupportedError,
+            r"from_pyg got a torch_geometric.*Data",
+        ),
+        (
+            lambda: to_pyg(from_edge_index(edges(), num_nodes=(4, 2))),
+            ShapeError,
+            r"to_pyg: A has shape \(2, 4\)",
+        ),
     ],
 )
-def test_values_of_a_sparse_tensor_are_checked(value, message):
-    adj_t = SparseTensor(torch.tensor([0, 2, 3]), torch.tensor([2, 0, 1]), value, (2, 3))
-    with pytest.raises(ShapeError, match=message):
-        from_pyg(SimpleNamespace(adj_t=adj_t))
-
-
-def test_weights_of_a_data_that_require_grad_are_refused():
-    with pytest.raises(UnsupportedError, match="edge_weight requires grad"):
-        from_pyg(data(edge_weight=weights().requires_grad_()))
-
-
-def test_a_rectangular_matrix_is_no_data():
-    with pytest.raises(ShapeError, match=re.escape("to_pyg: A has shape (2, 4)")):
-        to_pyg(from_edge_index(edges(), num_nodes=(4, 2)))
+def test_what_is_no_data_is_refused(act, error, message):
+    with pytest.raises(error, match=message):
+        act()
 
 
 def test_arrays_need_no_torch(monkeypatch):

@@ -98,7 +98,7 @@ def test_from_torch_shares_all_arrays(format, dtype, index_dtype):
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("index_dtype", INDICES)
-def test_to_torch_has_the_layout_dtypes_and_entries(format, dtype, index_dtype):
+def test_to_torch_has_the_layout_dtypes_and_entries_and_shares_them(format, dtype, index_dtype):
     A = example(format, dtype, index_dtype)
     tensor = to_torch(A)
     assert name_of(tensor.layout) == f"sparse_{format}"
@@ -107,21 +107,10 @@ def test_to_torch_has_the_layout_dtypes_and_entries(format, dtype, index_dtype):
     expected = "int64" if format == "coo" else index_dtype
     assert {name_of(p.dtype) for p in list(parts(tensor).values())[:2]} == {expected}
     assert np.array_equal(tensor.to(torch.float64).to_dense().numpy(), A.toarray("float64"))
-
-
-@pytest.mark.parametrize("format", ["csr", "csc"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("index_dtype", INDICES)
-def test_to_torch_shares_all_arrays_of_csr_and_csc(format, dtype, index_dtype):
-    A = example(format, dtype, index_dtype)
-    assert_shared(A, to_torch(A))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("index_dtype", INDICES)
-def test_to_torch_shares_the_values_of_a_coo(dtype, index_dtype):
-    A = example("coo", dtype, index_dtype)
-    assert to_torch(A)._values().data_ptr() == A.data.ctypes.data
+    if format == "coo":
+        assert tensor._values().data_ptr() == A.data.ctypes.data
+    else:
+        assert_shared(A, tensor)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -139,25 +128,15 @@ def test_rows_of_one_array_go_to_torch_without_a_copy_in_their_order_only():
     indices = to_torch(A.T)._indices()
     assert indices.data_ptr() != both.ctypes.data
     assert indices.tolist() == both[::-1].tolist()
-
-
-def test_parts_of_a_longer_array_are_copied():
-    both = np.array([[0, 1, 1, 0], [2, 0, 2, 0]])
-    A = COO(both[0, :2], both[1, :2], shape=(3, 3))
+    A = COO(both[0, :2], both[1, :2], shape=(3, 3))  # of a longer array
     assert to_torch(A)._indices().tolist() == [[0, 1], [2, 0]]
 
 
-def test_a_matrix_outlives_its_tensor():
-    A = from_torch(foreign("csr"))
+def test_a_matrix_outlives_its_tensor_and_the_other_way_around():
+    A, tensor = from_torch(foreign("csr")), to_torch(example("csr"))
     for _ in range(100):
-        foreign("csr")
+        foreign("csr"), example("csr")
     assert A == example("csr")
-
-
-def test_a_tensor_outlives_its_matrix():
-    tensor = to_torch(example("csr"))
-    for _ in range(100):
-        example("csr")
     assert np.array_equal(tensor.to_dense().numpy(), example("csr").toarray())
 
 
@@ -179,11 +158,7 @@ def test_an_uncoalesced_tensor_keeps_duplicates_and_their_order():
     back = to_torch(A)
     assert not back.is_coalesced()
     assert torch.equal(back._indices(), indices)
-
-
-def test_a_coalesced_tensor_is_read_as_it_is():
-    tensor = foreign("coo").coalesce()
-    assert from_torch(tensor) == example("coo")
+    assert from_torch(foreign("coo").coalesce()) == example("coo")
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -317,11 +292,8 @@ def test_unsorted_and_repeated_indices_are_refused(format, indices, message):
     trusted = to_torch(A, validate="cheap")
     assert parts(trusted)["indices"].tolist() == indices
     assert to_torch(A.tocoo()).coalesce().sum() == 2
-
-
-def test_the_mend_for_unsorted_indices_works():
     A = CSR(np.array([0, 2]), np.array([2, 0]), np.array([1.0, 2.0]), shape=(1, 3))
-    assert to_torch(A.sorted_indices()).to_dense().tolist() == [[2.0, 0.0, 1.0]]
+    assert to_torch(A.sorted_indices()).to_dense().tolist() == [[2.0, 0.0, 1.0]]  # the mend
 
 
 @pytest.mark.parametrize("name", ["indptr", "indices", "data"])
@@ -335,23 +307,16 @@ def test_read_only_arrays_are_copied(name):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_users_see_no_warning(format):
+def test_products_agree_and_users_see_no_warning(format):
+    A, before = example(format), list(warnings.filters)
+    to_torch(A)
+    assert warnings.filters == before
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        from_torch(to_torch(example(format)))
-
-
-def test_filters_of_warnings_are_put_back():
-    before = list(warnings.filters)
-    to_torch(example("csr"))
-    assert warnings.filters == before
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_products_agree(format):
-    A = example(format)
+        tensor = to_torch(A)
+        from_torch(tensor)
     X = np.arange(10.0).reshape(5, 2)
-    assert np.array_equal((to_torch(A) @ torch.from_numpy(X)).numpy(), A.toarray() @ X)
+    assert np.array_equal((tensor @ torch.from_numpy(X)).numpy(), A.toarray() @ X)
 
 
 # Refusals
@@ -363,11 +328,6 @@ def test_tensors_that_require_grad_are_refused(format):
     with pytest.raises(UnsupportedError, match=r"requires grad.*tensor\.detach\(\).*autograd"):
         from_torch(tensor)
     assert from_torch(tensor.detach()) == example(format)
-
-
-def test_dense_tensors_that_require_grad_are_refused():
-    with pytest.raises(UnsupportedError, match="tensor requires grad"):
-        from_torch(torch.eye(2, requires_grad=True))
 
 
 def tensors_that_are_refused():
@@ -384,6 +344,7 @@ def tensors_that_are_refused():
         (coo_of_rows, UnsupportedError, r"\(4, 3\) with 1 dense dimensions"),
         (hybrid, UnsupportedError, r"\(2, 2, 3\) with 1 dense dimensions: hybrid"),
         (deep, UnsupportedError, r"\(2, 2, 2\) with 0 dense dimensions"),
+        (torch.eye(2, requires_grad=True), UnsupportedError, "tensor requires grad"),
         (flat, ShapeError, r"shape \(2,\): give a 2-D"),
         (torch.zeros(2, 2, 2), ShapeError, r"shape \(2, 2, 2\): give a 2-D"),
         (eye.to_sparse() * 1j, UnsupportedError, "values is complex64"),
@@ -395,7 +356,7 @@ def tensors_that_are_refused():
     ]
 
 
-@pytest.mark.parametrize("case", range(15))
+@pytest.mark.parametrize("case", range(16))
 def test_from_torch_refuses(case):
     tensor, error, message = tensors_that_are_refused()[case]
     with pytest.raises(error, match=message):
@@ -440,12 +401,9 @@ def test_from_torch_refuses_dtypes(format, options, error, message):
         from_torch(tensor, **options)
 
 
-def test_to_torch_refuses_dtypes():
+def test_dtypes_that_values_do_not_have_or_overflow_are_refused():
     with pytest.raises(DtypeError, match="dtype is int64: values are float16"):
         to_torch(example(), dtype="int64")
-
-
-def test_values_that_overflow_the_wanted_dtype_are_refused():
     with pytest.raises(DtypeError, match=r"values\[0\] is 100000.*overflows float16"):
         from_torch(torch.tensor([[1e5]]).to_sparse(), dtype="float16")
 
@@ -480,15 +438,12 @@ def test_components_keep_their_dtypes(dtype, index_dtype):
     assert (A.index_dtype, A.dtype) == (index_dtype, dtype)
 
 
-def test_components_go_to_torch_without_a_copy():
+def test_components_go_to_torch_without_a_copy_and_come_without_grad():
     A = example("csr")
     for array in (A.indptr, A.indices, A.data):
         assert torch.from_dlpack(array).data_ptr() == array.ctypes.data
-
-
-def test_a_component_that_requires_grad_is_refused():
     with pytest.raises(DtypeError, match=r"data: .*requires? grad.*detach"):
-        example("coo").with_data(torch.ones(5, requires_grad=True))
+        A.with_data(torch.ones(5, requires_grad=True))
 
 
 @pytest.mark.gpu

@@ -83,8 +83,10 @@ def test_text_holds_the_exact_value_of_narrow_floats(tmp_path, ending, dtype):
 @pytest.mark.parametrize("ending", ["mtx", "tsv", "npz"])
 @pytest.mark.parametrize("format", ["coo", "csr", "csc", "sgt"])
 def test_any_format_can_be_written_and_asked_for(tmp_path, ending, format):
-    path = tmp_path / f"a.{ending}"
-    write(path, matrix(format))
+    path, A = tmp_path / f"a.{ending}", matrix(format)
+    before = bits(A)
+    write(path, A)
+    assert bits(A) == before
     for wanted in ("coo", "csr", "csc", "sgt"):
         B = read(path, format=wanted, dtype="float32")
         assert B.format == wanted
@@ -134,13 +136,9 @@ def test_text_round_trip(tmp_path_factory, A, ending):
 # Options
 
 
-def test_the_default_is_csr(tmp_path):
+def test_the_default_is_csr_and_none_keeps_the_stored_format(tmp_path):
     write(tmp_path / "a.npz", matrix("csc"))
     assert isinstance(read(tmp_path / "a.npz"), CSR)
-
-
-def test_none_keeps_the_stored_format(tmp_path):
-    write(tmp_path / "a.npz", matrix("csc"))
     assert read(tmp_path / "a.npz", format=None).format == "csc"
 
 
@@ -150,9 +148,6 @@ def test_tiles_keep_their_shape_unless_another_is_asked_for(tmp_path):
     assert read(tmp_path / "a.npz", format="sgt") == A
     B = read(tmp_path / "a.npz", format="sgt", tile=(8, 8))
     assert B == matrix("sgt", tile=(8, 8))
-
-
-def test_tile_of_what_is_not_yet_tiled(tmp_path):
     write(tmp_path / "a.npz", matrix())
     assert read(tmp_path / "a.npz", format="sgt").tile == (16, 8)
     assert isinstance(read(tmp_path / "a.npz", format="sgt", tile=(4, 4)), SGT)
@@ -175,24 +170,18 @@ def test_index_dtype_is_what_was_asked_for(tmp_path, ending, index_dtype, format
     write(tmp_path / f"a.{ending}", matrix())
     A = read(tmp_path / f"a.{ending}", format=format, index_dtype=index_dtype)
     assert A.index_dtype == index_dtype
-
-
-@pytest.mark.parametrize("ending", ["mtx", "csv"])
-def test_text_has_int32_indices_where_they_fit(tmp_path, ending):
-    write(tmp_path / f"a.{ending}", matrix(index_dtype="int64"))
-    assert read(tmp_path / f"a.{ending}").index_dtype == np.int32
+    if ending != "npz":  # text has int32 indices where they fit
+        write(tmp_path / f"b.{ending}", matrix(index_dtype="int64"))
+        assert read(tmp_path / f"b.{ending}").index_dtype == np.int32
 
 
 @pytest.mark.parametrize("name", ["A.MTX", "A.Csv", "A.NPZ", "A.TSV.GZ", "a b.mtx", "ä.npz"])
 def test_endings_and_names_are_taken_as_users_write_them(tmp_path, name):
     A = matrix("coo", "float64")
     write(tmp_path / name, A)
-    assert read(tmp_path / name, format="coo") == A
-
-
-def test_paths_may_be_strings(tmp_path):
-    write(str(tmp_path / "a.npz"), matrix())
-    assert read(str(tmp_path / "a.npz")) == matrix()
+    assert read(str(tmp_path / name), format="coo") == A
+    write(str(tmp_path / name), matrix("coo"))
+    assert read(tmp_path / name, format="coo", dtype="float32") == matrix("coo")
 
 
 @pytest.mark.parametrize("ending", ["mtx", "csv", "npz"])
@@ -265,25 +254,21 @@ def test_unknown_endings_are_refused(tmp_path, act, name):
 
 
 @pytest.mark.parametrize("ending", [*TEXT, "npz"])
-def test_a_missing_file_is_a_missing_file(tmp_path, ending):
-    with pytest.raises(FileNotFoundError):
-        read(tmp_path / f"a.{ending}")
-
-
-@pytest.mark.parametrize("ending", [*TEXT, "npz"])
-def test_an_empty_file_is_refused(tmp_path, ending):
+def test_missing_and_empty_files_are_refused(tmp_path, ending):
     path = tmp_path / f"a.{ending}"
+    with pytest.raises(FileNotFoundError):
+        read(path)
     path.write_bytes(b"")
     with pytest.raises(FileFormatError, match=path.name):
         read(path)
+    if ending != "npz":
+        with pytest.raises(UnsupportedError, match=r"compressed is for \.npz"):
+            write(path, matrix(), compressed=True)
 
 
-def test_a_folder_without_planetoid_files_is_refused(tmp_path):
+def test_a_folder_is_read_where_it_holds_planetoid_files_and_never_written(tmp_path):
     with pytest.raises(FileFormatError, match=r"no ind\.<name>\.graph"):
         read(tmp_path)
-
-
-def test_a_folder_is_never_written(tmp_path):
     with pytest.raises(UnsupportedError, match="only read"):
         write(tmp_path, matrix())
 
@@ -292,12 +277,6 @@ def test_a_folder_is_never_written(tmp_path):
 def test_only_formats_are_written(tmp_path, what):
     with pytest.raises(UnsupportedError, match="give a COO, CSR, CSC, SGT or CBSR"):
         write(tmp_path / "a.npz", what)
-
-
-@pytest.mark.parametrize("ending", TEXT)
-def test_compressed_is_for_npz(tmp_path, ending):
-    with pytest.raises(UnsupportedError, match=r"compressed is for \.npz"):
-        write(tmp_path / f"a.{ending}", matrix(), compressed=True)
 
 
 # Writing
@@ -313,31 +292,23 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, ending, m
         write(path, matrix(weighted=False))
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+    monkeypatch.undo()
+    write(tmp_path / f"b.{ending}", matrix())  # the same matrix gives the same bytes
+    assert (tmp_path / f"b.{ending}").read_bytes() == before
 
 
 def _fail(error, *_):
     raise error
 
 
-def test_writing_goes_through_a_symbolic_link(tmp_path):
+def test_writing_goes_through_a_symbolic_link_and_into_folders_that_exist(tmp_path):
     (tmp_path / "real.npz").write_bytes(b"old")
     (tmp_path / "link.npz").symlink_to(tmp_path / "real.npz")
     write(tmp_path / "link.npz", matrix())
     assert (tmp_path / "link.npz").is_symlink()
     assert read(tmp_path / "real.npz") == matrix()
-
-
-def test_writing_where_no_folder_is(tmp_path):
     with pytest.raises(FileNotFoundError):
         write(tmp_path / "none" / "a.npz", matrix())
-
-
-@pytest.mark.parametrize("ending", [*TEXT, "npz"])
-def test_the_same_matrix_gives_the_same_bytes(tmp_path, ending):
-    names = [tmp_path / f"{name}.{ending}" for name in "ab"]
-    for name in names:
-        write(name, matrix())
-    assert names[0].read_bytes() == names[1].read_bytes()
 
 
 def test_compressed_is_smaller(tmp_path):
@@ -346,14 +317,6 @@ def test_compressed_is_smaller(tmp_path):
     write(tmp_path / "b.npz", A, compressed=True)
     assert (tmp_path / "b.npz").stat().st_size * 2 < (tmp_path / "a.npz").stat().st_size
     assert read(tmp_path / "b.npz") == A
-
-
-def test_inputs_are_not_changed(tmp_path):
-    for ending in ("npz", "mtx", "csv"):
-        A = matrix("sgt")
-        before = bits(A)
-        write(tmp_path / f"a.{ending}", A)
-        assert bits(A) == before
 
 
 def test_a_csr_file_is_a_plain_one_for_others(tmp_path):

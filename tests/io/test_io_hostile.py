@@ -55,15 +55,10 @@ def test_ids_beyond_float64_are_not_read(tmp_path, vertex, name):
 @pytest.mark.parametrize("ending", ["txt", "csv", "mtx", "npz"])
 def test_ids_below_come_back_whatever_the_shape(tmp_path, ending, size):
     A = COO(np.array([LARGEST, 3]), np.array([0, LARGEST]), shape=(size, size))
-    write(tmp_path / f"a.{ending}", A)
-    assert read(tmp_path / f"a.{ending}", format="coo") == A
-
-
-@pytest.mark.parametrize("ending", ["mtx", "npz"])
-def test_the_mend_holds_larger_ids(tmp_path, ending):
-    A = COO(np.array([2**53 + 1]), np.array([2**59 + 1]), shape=(2**60 - 2, 2**60 - 2))
-    write(tmp_path / f"a.{ending}", A)
-    assert read(tmp_path / f"a.{ending}", format="coo") == A
+    large = COO(np.array([2**53 + 1]), np.array([2**59 + 1]), shape=(2**60 - 2, 2**60 - 2))
+    for B in (A, large) if ending in ("mtx", "npz") else (A,):  # which hold larger ids too
+        write(tmp_path / f"a.{ending}", B)
+        assert read(tmp_path / f"a.{ending}", format="coo") == B
 
 
 def test_a_shape_beyond_int64_is_refused(tmp_path):
@@ -175,25 +170,18 @@ def test_links_to_regular_files_are_read(tmp_path):
     assert read(tmp_path / "b.npz", format="coo") == ONE
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("stem", ["a\0b", "a\ud800"])
-@pytest.mark.parametrize("act", [read, lambda path: write(path, ONE)])
-def test_impossible_names_are_refused(tmp_path, act, stem, ending):
-    path = f"{tmp_path}/{stem}.{ending}"
-    with pytest.raises(FileFormatError, match=re.escape(f"path is {path!r}, which no file")):
-        act(path)
-
-
-@pytest.mark.parametrize(
-    "act", [read, read_planetoid, lambda path: write(path, COO([0], [0], shape=(1, 1)))]
-)
-def test_an_empty_path_is_not_the_current_folder(act):
+@pytest.mark.parametrize("act", [read, lambda path: write(path, ONE), read_planetoid])
+def test_impossible_names_are_refused(tmp_path, act):
     with pytest.raises(FileFormatError, match="path is '', which no file can have: give the name"):
-        act("")
-
-
-def test_impossible_names_of_planetoid_files_are_refused():
-    for act in (read, read_planetoid):
+        act("")  # which is not the current folder
+    for stem in ("a\0b", "a\ud800"):
+        for ending in ENDINGS if act is not read_planetoid else ():
+            path = f"{tmp_path}/{stem}.{ending}"
+            with pytest.raises(
+                FileFormatError, match=re.escape(f"path is {path!r}, which no file")
+            ):
+                act(path)
+    if act in (read, read_planetoid):
         with pytest.raises(FileFormatError, match="give another name"):
             act("ind.a\0b.graph")
 
@@ -214,9 +202,6 @@ def test_skew_symmetric_files_have_no_diagonal(tmp_path, body, line):
     place = f"{re.escape(str(path))}, line {line}: "
     with pytest.raises(FileFormatError, match=f"{place}an entry on the diagonal.*remove the line"):
         read(path)
-
-
-def test_skew_symmetric_files_without_diagonal_are_read(tmp_path):
     A = read(save(tmp_path, "a.mtx", SKEW + "3 3 2\n2 1 5\n3 1 4\n"))
     assert A.toarray().tolist() == [[0, -5, -4], [5, 0, 0], [4, 0, 0]]
 

@@ -77,6 +77,7 @@ def test_sizes_of_tiles_are_no_less_than_the_tiles_take():
 @pytest.mark.parametrize("itemsize", [4, 8])
 def test_a_conversion_is_refused_one_byte_below_its_peak(tmp_path, start, goal, itemsize):
     """Two formats of the path at a time, and the first where it is none of them; then the cast."""
+    assert memory.FACTOR == 2.5  # as tests/formats/test_conversion_memory.py grants
     if start == "cbsr":
         columns = np.tile(np.arange(32, dtype=np.uint8), (48, 1))
         A = CBSR(columns, np.ones(columns.shape), shape=(48, 32))
@@ -105,10 +106,6 @@ def test_the_soft_limit_of_the_address_space_counts(monkeypatch):
         for hard in (resource.RLIM_INFINITY, 9000 * size):
             monkeypatch.setattr(resource, "getrlimit", lambda which, hard=hard: (5000 * size, hard))
             assert memory.default_limit() == (5000 - (pages if text else 0)) * size // 2
-
-
-def test_a_conversion_takes_the_share_that_its_test_grants():
-    assert memory.FACTOR == 2.5
 
 
 # Bytes that text takes
@@ -165,17 +162,28 @@ def test_lines_of_a_header_are_counted(tmp_path, monkeypatch, comments):
             read(path)
 
 
-@pytest.mark.parametrize("word", ["NAN", "nan", "INF", "-INFINITY", "Inf"])
-def test_words_for_numbers_have_any_case(tmp_path, word):
-    A = read(save(tmp_path, "a.mtx", f"{REAL}1 1 1\n1 1 {word}\n"))
-    assert np.array_equal(A.data, [float(word)], equal_nan=True)
+def test_words_for_numbers_have_any_case(tmp_path):
+    for word in ("NAN", "nan", "INF", "-INFINITY", "Inf"):
+        A = read(save(tmp_path, "a.mtx", f"{REAL}1 1 1\n1 1 {word}\n"))
+        assert np.array_equal(A.data, [float(word)], equal_nan=True)
 
 
-@pytest.mark.parametrize("symmetry", ["general", "symmetric", "skew-symmetric"])
-def test_numbers_beyond_float64_are_refused_in_every_symmetry(tmp_path, symmetry):
-    text = f"%%MatrixMarket matrix coordinate real {symmetry}\n2 2 1\n2 1 1e999\n"
-    with pytest.raises(FileFormatError, match=r"line 3: 1e999 is beyond float64|out of range"):
-        read(save(tmp_path, "a.mtx", text))
+OVERFLOWS = [
+    *(
+        (f"coordinate real {symmetry}\n2 2 1\n2 1 1e999\n", "line 3: 1e999 is beyond float64")
+        for symmetry in ("general", "symmetric", "skew-symmetric")
+    ),
+    *(
+        (f"coordinate real general\n2 2 2\n1 2 inf\n{line}\n", "is beyond float64")
+        for line in ("1 1 " + "9" * 400, "1 1 -1e999", "1 1 " + "9" * 400 + ".")
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), OVERFLOWS)
+def test_numbers_beyond_float64_are_refused_however_they_end(tmp_path, text, message):
+    with pytest.raises(FileFormatError, match=f"{message}|out of range"):
+        read(save(tmp_path, "a.mtx", f"%%MatrixMarket matrix {text}"))
 
 
 @pytest.mark.parametrize("bad", ["1 1 2x", "1 1 --2", "1 1 2.5.5", "1 1 1e5e5", "1 1 +.e", "1 1 e"])
@@ -184,12 +192,6 @@ def test_the_first_of_several_bad_lines_is_named(tmp_path, bad, before):
     text = f"{REAL}9 9 9\n" + "1 1 5\n" * before + f"{bad}\n1 1 y\n1 1 3.3.3\n" + "1 1 5\n" * 6
     with pytest.raises(FileFormatError, match=rf"line {before + 3}: '{re.escape(bad)}' is not"):
         read(save(tmp_path, "a.mtx", text))
-
-
-@pytest.mark.parametrize("line", ["1 1 " + "9" * 400, "1 1 -1e999", "1 1 " + "9" * 400 + "."])
-def test_numbers_beyond_float64_are_refused_however_they_end(tmp_path, line):
-    with pytest.raises(FileFormatError, match=r"is beyond float64|out of range"):
-        read(save(tmp_path, "a.mtx", f"{REAL}2 2 2\n1 2 inf\n{line}\n"))
 
 
 @pytest.mark.parametrize("size", [1, 70, 71, 72, 3000])
@@ -275,11 +277,6 @@ def test_an_archive_is_refused_below_its_arrays_and_their_casts(tmp_path, dtype,
     limited(path, members + n * bytes_of_a_value - npz._BUFFERS, format="csr")
 
 
-def test_a_pickle_is_refused_one_byte_below_what_its_objects_can_take(tmp_path):
-    path = save_planetoid(tmp_path) / "ind.tiny.graph"
-    limited(path, path.stat().st_size * planetoid._LARGEST_OBJECT)
-
-
 @pytest.mark.parametrize("width", [0, 1, 5, 60])
 @pytest.mark.parametrize("dense", [True, False])
 def test_planetoid_features_have_room_for_each_vertex(tmp_path, dense, width):
@@ -295,7 +292,9 @@ def test_planetoid_features_have_room_for_each_vertex(tmp_path, dense, width):
         read_planetoid(tmp_path, max_bytes=needed - 1)
 
 
-def test_a_planetoid_graph_has_room_for_each_vertex(tmp_path):
+def test_a_planetoid_graph_has_room_for_its_objects_and_vertices(tmp_path):
+    path = save_planetoid(tmp_path) / "ind.tiny.graph"
+    limited(path, path.stat().st_size * planetoid._LARGEST_OBJECT)
     n = 1_000_001
     limited(save_planetoid(tmp_path, graph={0: [n - 1]}) / "ind.tiny.graph", (n - 1) * 16)
 
@@ -303,12 +302,9 @@ def test_a_planetoid_graph_has_room_for_each_vertex(tmp_path):
 # Options, drafts and signatures
 
 
-@pytest.mark.parametrize("name", ["ind.a.csv", "ind.graph.txt", "ind.a.edges"])
-def test_lists_may_have_names_that_begin_as_those_of_planetoid(tmp_path, name):
-    assert read(save(tmp_path, name, "0 1\n")).nnz == 1
-
-
-def test_a_graph_that_is_not_named_as_planetoids_are_is_not_known(tmp_path):
+def test_names_of_lists_may_begin_as_those_of_planetoid_but_not_end_so(tmp_path):
+    for name in ("ind.a.csv", "ind.graph.txt", "ind.a.edges"):
+        assert read(save(tmp_path, name, "0 1\n")).nnz == 1
     with pytest.raises(UnsupportedError, match=r"the ending '.graph' is not known"):
         read(save(tmp_path, "a.graph", "0 1\n"))
 

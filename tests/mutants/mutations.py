@@ -197,20 +197,12 @@ def changes(place: Place) -> Iterator[ast.AST]:
             yield ast.Break()
         case ast.Assign(targets=[ast.Subscript() | ast.Attribute()]):
             yield ast.Pass()
-    if is_condition(place) and not isinstance(node, ast.UnaryOp | ast.Compare | ast.Constant):
+    is_condition = place.field in ("test", "ifs")
+    if is_condition and not isinstance(node, ast.UnaryOp | ast.Compare | ast.Constant):
         yield ast.UnaryOp(ast.Not(), node)
-    if isinstance(place.parent, ast.Return) and not is_none(node):
+    is_none = isinstance(node, ast.Constant) and node.value is None
+    if isinstance(place.parent, ast.Return) and not is_none:
         yield ast.Constant(None)
-
-
-def is_condition(place: Place) -> bool:
-    """Tell whether a place is the condition of an ``if``, a ``while`` or a comprehension."""
-    return place.field in ("test", "ifs")
-
-
-def is_none(node: ast.AST) -> bool:
-    """Tell whether a node is the constant None."""
-    return isinstance(node, ast.Constant) and node.value is None
 
 
 def is_text(*operands: ast.AST) -> bool:

@@ -153,5 +153,6 @@ def test_a_mutant_that_runs_out_of_time_is_tried_again_alone(runner, tmp_path, m
 def test_a_name_that_no_mutant_has_ends_the_run_at_once(runner, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["run.py", "--only", "no such"])
     monkeypatch.setattr(trial, "prepare", pytest.fail)
+    monkeypatch.setattr(runner, "SOURCES", ("io/memory.py",))
     with pytest.raises(SystemExit, match="no mutant's key contains 'no such'"):
         runner.main()

@@ -149,8 +149,7 @@ def test_a_result_that_is_kept_may_be_written_to():
 
 
 def test_scaled_entries_multiply_in_the_dtype_of_their_factors():
-    graph = make_graph(N, N, 60)
     d = torch.rand(N)
-    made = FUNCTIONS["scale_entries"](A=graph, row=d, col=d)
+    made = FUNCTIONS["scale_entries"](A=make_graph(N, N, 60), row=d, col=d)
     assert isinstance(made, Weighted)
     assert made.values.dtype == torch.float32

@@ -1,7 +1,6 @@
 """What a cache answers, as predicted from reuse times, against a cache that is simulated."""
 
 from collections import OrderedDict
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -86,29 +85,20 @@ def test_another_order_shows(xp):
     assert after.misses(200) < before.misses(200) - 0.1
 
 
-@given(A=csr(), held=st.lists(st.floats(0, 1e6), min_size=2, max_size=8))
-def test_misses_are_a_share_and_fall_with_the_cache(xp, A, held):
+@given(
+    A=csr(min_nnz=1, max_side=12, max_nnz=60),
+    sizes=st.lists(st.floats(0, 1e6), min_size=2, max_size=8),
+)
+def test_misses_are_a_share_and_fall_with_the_cache(xp, A, sizes):
     found = locality(A.to("cpu" if xp is np else "cuda"))
-    misses = [found.misses(one) for one in sorted(held)]
+    misses = [found.misses(held) for held in sorted([*sizes, *(held / 4 for held in range(80))])]
     assert all(0 <= share <= 1 for share in misses)
-    assert all(a >= b for a, b in pairwise(misses))
-
-
-@given(A=csr(max_side=12, max_nnz=60))
-def test_misses_of_all_sizes_are_monotone(A):
-    found = locality(A)
-    misses = [found.misses(held / 4) for held in range(80)]
     assert misses == sorted(misses, reverse=True)
     assert list(found.shares) == sorted(found.shares, reverse=True)
     assert list(found.footprints) == sorted(found.footprints)
     assert len(found.footprints) == len(found.shares)
-
-
-@given(A=csr(min_nnz=1, max_side=12, max_nnz=60))
-def test_a_cache_of_all_rows_misses_each_once(A):
-    distinct = len(np.unique(A.indices))
-    assert np.isclose(locality(A).misses(1e9), distinct / A.nnz)
-    assert np.isclose(locality(A).misses(0), 1)
+    assert np.isclose(found.misses(1e9), len(np.unique(A.indices)) / A.nnz)  # of all rows: once
+    assert np.isclose(found.misses(0), 1)
 
 
 def test_no_gathers_miss_nothing(xp):
@@ -121,29 +111,28 @@ def test_no_gathers_miss_nothing(xp):
     assert locality(nothing).misses(3) == 0
 
 
-def test_one_column_misses_once(xp):
-    found = locality(of_columns(xp, np.zeros(4_000), 1))
-    assert found.misses(1) == pytest.approx(1 / 4_000)
-    assert found.misses(100) == pytest.approx(1 / 4_000)
-    assert found.misses(0) == 1
+#: Columns in the order in which they are read, how many there are, and shares by rows of a cache.
+ORDERS = {
+    "one column": (np.zeros(4_000), 1, {1: 1 / 4_000, 100: 1 / 4_000, 0: 1}),
+    "never again": (
+        np.random.default_rng(0).permutation(4_000),
+        4_000,
+        dict.fromkeys((0, 10, 3_999, 1e9), 1),
+    ),
+    "in turn": (np.tile(np.arange(256), 40), 256, {512: 1 / 40}),
+    "one gather": ([3], 5, {7: 1}),
+    "one twice": ([3, 3], 5, {7: 0.5}),
+    "two": ([3, 4], 5, {7: 1}),
+}
 
 
-def test_columns_that_never_come_again_always_miss(xp):
-    found = locality(of_columns(xp, np.random.default_rng(0).permutation(4_000), 4_000))
-    assert [found.misses(held) for held in (0, 10, 3_999, 1e9)] == [1, 1, 1, 1]
-
-
-def test_columns_in_turn_miss_until_all_fit(xp):
-    n = 256
-    found = locality(of_columns(xp, np.tile(np.arange(n), 40), n))
-    assert found.misses(n / 2) > 0.95
-    assert found.misses(2 * n) == pytest.approx(1 / 40)
-
-
-def test_one_gather_and_two(xp):
-    assert locality(of_columns(xp, [3], 5)).misses(7) == 1
-    assert locality(of_columns(xp, [3, 3], 5)).misses(7) == 0.5
-    assert locality(of_columns(xp, [3, 4], 5)).misses(7) == 1
+@pytest.mark.parametrize("name", ORDERS)
+def test_misses_of_known_orders(xp, name):
+    columns, n, shares = ORDERS[name]
+    found = locality(of_columns(xp, columns, n))
+    for held, share in shares.items():
+        assert found.misses(held) == pytest.approx(share)
+    assert name != "in turn" or found.misses(128) > 0.95
 
 
 # Parts of what is large
@@ -176,14 +165,11 @@ def test_parts_of_any_structure_give_shares(A, most, held):
     assert all(0 <= share <= 1 for share in found.shares)
 
 
-def test_as_many_as_are_looked_at_are_all_looked_at(monkeypatch):
+def test_all_that_may_be_is_looked_at_and_beyond_it_the_last_share_holds(monkeypatch):
     A = uniform(100, 500)
     whole = locality(A)
     monkeypatch.setattr(module, "MOST", A.nnz)
     assert locality(A) == whole
-
-
-def test_beyond_what_is_known_the_last_share_holds(monkeypatch):
     monkeypatch.setattr(module, "MOST", 1 << 10)
     found = locality(uniform())
     assert TIMES[len(found.shares) - 1] <= 1 << 9

@@ -155,6 +155,7 @@ def test_of_equal_trees_the_first_is_chosen():
     sizes = SIZES | {"in": 32}
     found = plan(models.gin(H), sizes, GPU)
     assert found.chosen is found.candidates[0]
+    assert plan(Product((models.graph(), H)), SIZES, CPU).chosen.tree  # of one hop alone
 
 
 def test_a_plan_explains_every_tree():
@@ -197,16 +198,13 @@ def test_fitting_gives_back_the_constants_that_made_the_samples():
     assert min(map(min, found.seconds.values())) >= 0
 
 
-def test_constants_return_from_their_file(tmp_path):
-    CPU.save(tmp_path / "new" / "constants.json")
-    assert Constants.load(tmp_path / "new" / "constants.json") == CPU
-
-
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", "null", '{"seconds": {"other": [1]}}', '{"seconds": 3}', "\x00"]
 )
-def test_a_file_of_something_else_is_refused_by_name(tmp_path, text):
-    path = tmp_path / "constants.json"
+def test_constants_return_from_their_file_and_from_no_other(tmp_path, text):
+    path = tmp_path / "new" / "constants.json"
+    CPU.save(path)
+    assert Constants.load(path) == CPU
     path.write_text(text)
     with pytest.raises(FileFormatError, match=r"constants\.json"):
         Constants.load(path)
@@ -251,24 +249,26 @@ def test_every_model_is_planned_on_the_command_line(folder, capsys, model):
     assert picture.read_text().lstrip().startswith("<?xml")
 
 
-@pytest.mark.parametrize("widths", ["", "5", "5,", "a,b", "0,3", "-1,3", "1.5,2"])
-def test_widths_that_are_none_are_refused(folder, capsys, widths):
-    assert cli.main(["plan", "graph.npz", "--widths", widths]) == cli.BAD_INPUT
-    assert "602,256,41" in capsys.readouterr().err
+REFUSED = [
+    *((["--widths", widths], "602,256,41") for widths in ("", "5", "5,", "a,b", "0,3", "-1,3")),
+    (["--widths", "1.5,2"], "602,256,41"),
+    (["--widths", "4,3", "--heads", "2"], "--heads is for --model gat, not gcn"),
+    (["--widths", "4,3", "--hops", "3"], "--hops is for --model sgc or tagcn, not gcn"),
+    (
+        ["--widths", "4,3", "--model", "gat", "--hops", "2"],
+        "--hops is for --model sgc or tagcn, not gat",
+    ),
+    (["--widths", "4,3", "--model", "sgc", "--heads", "1"], "--heads is for --model gat, not sgc"),
+]
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["--heads", "2"], "--heads is for --model gat, not gcn"),
-        (["--hops", "3"], "--hops is for --model sgc or tagcn, not gcn"),
-        (["--model", "gat", "--hops", "2"], "--hops is for --model sgc or tagcn, not gat"),
-        (["--model", "sgc", "--heads", "1"], "--heads is for --model gat, not sgc"),
-    ],
-)
-def test_options_of_other_models_are_refused(folder, capsys, options, text):
-    assert cli.main(["plan", "graph.npz", "--widths", "4,3", *options]) == cli.BAD_INPUT
+@pytest.mark.parametrize(("options", "text"), REFUSED)
+def test_widths_options_and_graphs_that_do_not_fit_are_refused(folder, capsys, options, text):
+    assert cli.main(["plan", "graph.npz", *options]) == cli.BAD_INPUT
     assert text in " ".join(capsys.readouterr().err.split())
+    np.savez("wide.npz", indptr=[0, 1], indices=[2], shape=np.array([1, 3], np.int32))
+    assert cli.main(["plan", "wide.npz", "--widths", "64,32"]) == cli.BAD_INPUT
+    assert "wide.npz has shape (1, 3)" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_calibration_is_kept_and_used(folder, capsys, monkeypatch):
@@ -297,16 +297,6 @@ def test_what_makes_no_plan_is_refused_by_name(change, error, text):
     given = {"expression": models.gcn(H), "sizes": SIZES, "constants": CPU} | change
     with pytest.raises(error, match=text):
         plan(**given)
-
-
-def test_a_graph_of_sources_apart_from_targets_is_refused(folder, capsys):
-    np.savez("wide.npz", indptr=[0, 1], indices=[2], shape=np.array([1, 3], np.int32))
-    assert cli.main(["plan", "wide.npz", "--widths", "64,32"]) == cli.BAD_INPUT
-    assert "wide.npz has shape (1, 3)" in capsys.readouterr().err.replace("\n", " ")
-
-
-def test_an_expression_of_one_hop_alone_has_trees():
-    assert plan(Product((models.graph(), H)), SIZES, CPU).chosen.tree
 
 
 def test_products_that_may_round_their_features_gather_half_the_bytes():

@@ -55,10 +55,7 @@ def test_features_are_exchanged_at_the_narrower_width(name):
         tree = planned(name, widths, training=True).chosen.tree
         assert widths_of(tree, True) == [narrow, narrow]  # and gradients the other way
         assert widths_of(tree, False) == [narrow]
-
-
-def test_a_slow_link_alone_decides_where_products_cost_the_same():
-    sizes = SIZES | {"in": 64, "out": 63, "nnz": 0, "own": 0}
+    sizes = SIZES | {"in": 64, "out": 63, "nnz": 0, "own": 0}  # products cost the same
     found = plan(over_processes(EXPRESSIONS["gcn"]), sizes, CPU, training=True)
     assert set(widths_of(found.chosen.tree, True)) == {"out"}
 

@@ -35,23 +35,15 @@ def ratios(rows):
     return [*Limit("ratio", "mean", least=1.5).targets(rows, "cuda")]
 
 
-def test_geomean():
+def test_a_target_is_reached_from_its_side():
     assert _table.geomean([1.0, 4.0]) == pytest.approx(2.0)
     assert math.isnan(_table.geomean([]))
-
-
-@pytest.mark.parametrize(
-    ("value", "at_least", "ok"),
-    [(2.0, True, True), (1.0, True, False), (2.0, False, False), (math.nan, True, False)],
-)
-def test_a_target_is_reached_from_its_side(value, at_least, ok):
-    target = _table.Target("ratio", value, 1.5, at_least)
-    assert target.ok is ok
-    assert str(target).endswith("ok" if ok else "MISSED")
-
-
-def test_a_figure_without_a_limit_misses_nothing():
-    assert _table.Target("ratio", 0.1).ok
+    cases = [(2.0, True, True), (1.0, True, False), (2.0, False, False), (math.nan, True, False)]
+    for value, at_least, ok in cases:
+        target = _table.Target("ratio", value, 1.5, at_least)
+        assert target.ok is ok
+        assert str(target).endswith("ok" if ok else "MISSED")
+    assert _table.Target("ratio", 0.1).ok  # without a limit
 
 
 def test_medians_run_the_functions_in_turn():
@@ -126,7 +118,7 @@ def test_limits_judge_rows_by_groups(limit, expected):
     assert all(one.limit is None for one in limit.targets(ROWS, "cpu"))
 
 
-def test_sections_of_one_commit_merge_by_case(tmp_path, clean_commit):
+def test_sections_of_one_commit_merge_by_case(tmp_path, clean_commit, monkeypatch):
     first = [{"case": "a", "ratio": 1.0}, {"case": "b", "ratio": 4.0}]
     assert _table.keep(X, "table", first, ratios, cuda=False, folder=tmp_path)
     assert _table.keep(X, "other", first[:1], ratios, cuda=False, folder=tmp_path)
@@ -137,14 +129,10 @@ def test_sections_of_one_commit_merge_by_case(tmp_path, clean_commit):
     assert sections["table"]["targets"][0]["value"] == pytest.approx(6.0)
     assert sections["table"]["machine"] == MACHINE
     assert sections["other"]["rows"] == first[:1]
-
-
-def test_rows_of_another_commit_are_dropped(tmp_path, clean_commit, monkeypatch):
-    _table.keep(X, "s", [{"case": "a", "ratio": 1.0}], ratios, cuda=False, folder=tmp_path)
     monkeypatch.setattr(_harness, "machine", lambda *, cuda: MACHINE | {"commit": "other"})
-    _table.keep(X, "s", [{"case": "b", "ratio": 1.0}], ratios, cuda=False, folder=tmp_path)
-    rows = json.loads((tmp_path / "x-cpu.json").read_text())["sections"]["s"]["rows"]
-    assert [row["case"] for row in rows] == ["b"]
+    assert _table.keep(X, "table", first[1:], ratios, cuda=False, folder=tmp_path)
+    sections = json.loads((tmp_path / "x-cpu.json").read_text())["sections"]
+    assert sections["table"]["rows"] == first[1:]  # those of another commit are dropped
 
 
 def test_a_wrong_case_is_not_reported(tmp_path, clean_commit, capsys):
@@ -159,7 +147,7 @@ def test_a_wrong_case_is_not_reported(tmp_path, clean_commit, capsys):
     assert "WRONG, not reported: bad" in capsys.readouterr().out
 
 
-def test_the_gate_passes_right_results(small):
+def test_the_gate_passes_right_results_and_stops_one_wrong_number_in_the_longest_row(small):
     A, X = small
     scores = _graphs.uniform(A.indptr, (A.nnz, 3))
     for error in (
@@ -168,14 +156,10 @@ def test_the_gate_passes_right_results(small):
         _oracle.softmax_error(A, scores, edge_softmax(A, scores)),
     ):
         assert _oracle.complaint(error, X.dtype) is None
-
-
-@pytest.mark.parametrize("fault", [1 + 1e-4, 0.0, np.nan])
-def test_the_gate_stops_one_wrong_number_in_the_longest_row(small, fault):
-    A, X = small
-    Y = spmm(A, X)
-    Y[A.lengths.argmax(), 3] *= fault
-    assert _oracle.complaint(_oracle.spmm_error(A, X, Y), X.dtype)
+    for fault in (1 + 1e-4, 0.0, np.nan):
+        Y = spmm(A, X)
+        Y[A.lengths.argmax(), 3] *= fault
+        assert _oracle.complaint(_oracle.spmm_error(A, X, Y), X.dtype)
 
 
 @pytest.mark.parametrize("dtype", _oracle.LIMITS)
@@ -263,29 +247,22 @@ def test_graphs_by_degree_begin_with_the_hub():
     assert shuffled.has_sorted_indices
 
 
-def test_an_unknown_graph_is_refused_by_name():
-    with pytest.raises(SystemExit, match=r"nowhere\.npz is neither a file nor one of reddit"):
-        _graphs.load("nowhere.npz", device="cpu")
-
-
 def chosen(*arguments, **more):
     options = X.parse(["--device", "cpu", *arguments])
     return dict(_graphs.chosen(options, ("arxiv",), **more))
 
 
-def test_real_graphs_come_from_the_folder_or_are_skipped(tmp_path, capsys):
+def test_graphs_are_recipes_paths_or_of_the_folder(tmp_path, capsys):
+    path = str(Path(__file__))
     (tmp_path / "dd.npz").touch()
     found = chosen("--data", str(tmp_path), real=("dd", "cora"))
     assert found == {"dd": str(tmp_path / "dd.npz"), "cpu": "cpu"}
     assert "cora skipped: there is no" in capsys.readouterr().out
     assert chosen("--quick") == {"small": "small"}
-
-
-def test_graphs_asked_for_are_recipes_paths_or_of_the_folder(tmp_path):
-    path = str(Path(__file__))
-    (tmp_path / "dd.npz").touch()
     found = chosen("--graphs", f"ddi,{path},dd", "--data", str(tmp_path))
     assert found == {"ddi": "ddi", Path(path).stem: path, "dd": str(tmp_path / "dd.npz")}
+    with pytest.raises(SystemExit, match=r"nowhere\.npz is neither a file nor one of reddit"):
+        _graphs.load("nowhere.npz", device="cpu")
 
 
 def test_a_mycielskian_has_no_triangle_and_the_known_sizes():

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -114,20 +115,16 @@ def test_parts_of_an_exchange_begin_at_whole_words(size, ranks):
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
-def test_the_width_grows_until_memory_does_not_do(error):
-    def train(width):
-        if width > 300:
+def test_the_width_grows_until_memory_does_not_do(monkeypatch, error):
+    monkeypatch.setattr(training._harness, "free", lambda: None)
+
+    def train(most, width):
+        if width > most:
             raise error("too wide")
 
-    assert training.until_memory(train) == (256, 576)
+    for most, widths in ((300, (256, 576)), (0, (0, training.WIDTHS[0]))):
+        assert training.until_memory(partial(train, most)) == widths
     assert training.until_memory(lambda width: None) == (training.WIDTHS[-1], None)
-
-
-def test_nothing_fits_where_the_first_width_does_not():
-    def train(width):
-        raise MemoryError
-
-    assert training.until_memory(train) == (0, training.WIDTHS[0])
 
 
 def test_ways_take_turns_and_all_of_a_block_but_its_first_are_timed():
@@ -286,10 +283,6 @@ def test_the_page_has_the_tables_of_the_results_that_are_kept(tmp_path, monkeypa
     monkeypatch.setattr(table, "PAGE", written)
     table.write(RESULTS)
     assert written.read_text(encoding="utf-8") == page, "python -m benchmarks distributed --table"
-
-
-def test_a_page_without_the_block_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(table, "PAGE", tmp_path / "page.md")
     table.PAGE.write_text("text", encoding="utf-8")
     with pytest.raises(SystemExit, match="lacks the lines <!-- begin: measured"):
         table.write(RESULTS)

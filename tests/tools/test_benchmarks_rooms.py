@@ -1,6 +1,7 @@
 """Every benchmark runs on a small graph on the CPU, checks its results and keeps its figures."""
 
 import json
+from argparse import ArgumentTypeError
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from benchmarks import (  # noqa: E402
     _graphs,
     _oracle,
     attention,
+    cbsr,
     formats,
     matmul,
     plan,
@@ -21,6 +23,7 @@ from benchmarks import (  # noqa: E402
 )
 from benchmarks.__main__ import COMMANDS, ROOMS, command, main  # noqa: E402
 from sparsefmt import ops  # noqa: E402
+from sparsefmt.ops.engine import small as engine_small  # noqa: E402
 
 
 @pytest.fixture
@@ -43,27 +46,39 @@ def test_every_name_leads_to_a_benchmark(capsys):
     assert main(["nothing"]) == 2
 
 
+@pytest.fixture
+def least(monkeypatch):
+    """Graphs and widths of the least size, and loops of NumPy and SciPy where there are some."""
+    recipe = _graphs.Recipe(400, 6_000, 2.3, 0.6, 40)
+    monkeypatch.setitem(_graphs.RECIPES, "small", recipe)
+    monkeypatch.setattr(_graphs, "load", _graphs.load.__wrapped__)
+    for name in ("MOST", "MOST_OF_ATTENTION"):
+        monkeypatch.setattr(engine_small, name, 1 << 40)
+    monkeypatch.setattr(wallclock, "HIDDEN", 16)
+    monkeypatch.setattr(cbsr, "CPU_ROWS", 500)
+
+
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("softmax", ["--heads", "1"]),
-        ("sddmm", ["--widths", "8"]),
-        ("convert", []),
-        pytest.param("spmm", ["--sections", "table"], marks=pytest.mark.slow),
-        pytest.param("maxk", ["--k", "8"], marks=pytest.mark.slow),
-        pytest.param("fuse", ["--kinds", "gat"], marks=pytest.mark.slow),
-        pytest.param("tcgnn", ["--widths", "16"], marks=pytest.mark.slow),
-        pytest.param("sampled", ["--sample", "16"], marks=pytest.mark.slow),
-        pytest.param("messages", [], marks=pytest.mark.slow),
-        pytest.param("rgcn", ["--widths", "16", "--sections", "full"], marks=pytest.mark.slow),
-        pytest.param("training", ["--sections", "fuse"], marks=pytest.mark.slow),
-        pytest.param("overhead", [], marks=pytest.mark.slow),
-        pytest.param("wallclock", ["--sections", "small,loader"], marks=pytest.mark.slow),
-        pytest.param("plan", ["--models", "gcn", "--widths", "8x12"], marks=pytest.mark.slow),
+        ("softmax", "--heads 1"),
+        ("sddmm", "--widths 8"),
+        ("convert", ""),
+        ("spmm", "--sections table"),
+        ("maxk", "--k 8"),
+        ("fuse", "--kinds gat --dtypes float32"),
+        ("tcgnn", "--widths 16 --dtypes tf32"),
+        ("sampled", "--sample 16 --dtypes float32"),
+        ("messages", ""),
+        ("rgcn", "--widths 16 --sections full"),
+        ("training", "--sections fuse"),
+        ("overhead", ""),
+        ("wallclock", "--sections small,loader"),
+        ("plan", "--models gcn --widths 8x12"),
     ],
 )
-def test_a_benchmark_checks_its_results_and_keeps_its_figures(tmp_path, name, arguments):
-    sections = run(tmp_path, name, *arguments)
+def test_a_benchmark_checks_its_results_and_keeps_its_figures(tmp_path, least, name, arguments):
+    sections = run(tmp_path, name, *arguments.split())
     rows = [row for section in sections.values() for row in section["rows"]]
     assert rows
     assert all(row["device"] == "cpu" for row in rows)
@@ -72,32 +87,22 @@ def test_a_benchmark_checks_its_results_and_keeps_its_figures(tmp_path, name, ar
     assert all(section["machine"]["commit"] for section in sections.values())
 
 
-def test_a_wrong_product_is_not_kept(tmp_path, monkeypatch, capsys):
+def test_wrong_results_are_not_kept(tmp_path, least, small, monkeypatch, capsys):
+    assert not formats.differs(small.tocsc(), None, small)
+    assert "wrong" in formats.differs(small.T.tocsr()[:-1], None, small)
     monkeypatch.setattr(matmul, "spmm", lambda A, X, out: out.fill(1.0))
-    options = ["--device", "cpu", "--quick", "--out", str(tmp_path), "--sections", "table"]
-    assert main(["spmm", *options]) == 1
+    monkeypatch.setattr(plan, "RIGHT", -1.0)
+    options = ["--device", "cpu", "--quick", "--out", str(tmp_path)]
+    assert main(["spmm", *options, "--sections", "table"]) == 1
     assert "WRONG, not reported: small 32 float32: relative error" in capsys.readouterr().out
     assert not (tmp_path / "spmm-cpu.json").exists()
-
-
-def test_a_wrong_composition_is_not_kept(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(plan, "RIGHT", -1.0)
-    options = ["--device", "cpu", "--quick", "--out", str(tmp_path), "--models", "gcn"]
-    assert main(["plan", *options, "--widths", "8x12"]) == 1
+    assert main(["plan", *options, "--models", "gcn", "--widths", "8x12"]) == 1
     assert "WRONG, not reported: small gcn 8x12 inference" in capsys.readouterr().out
-
-
-def test_a_wrong_conversion_is_refused(small):
-    csc = small.tocsc()
-    assert not formats.differs(csc, None, small)
-    assert "wrong" in formats.differs(small.T.tocsr()[:-1], None, small)
 
 
 def test_pairs_of_widths_are_read():
     assert plan.pairs("32x256,8x1") == ((32, 256), (8, 1))
-    with pytest.raises(
-        plan.argparse.ArgumentTypeError if hasattr(plan, "argparse") else ValueError
-    ):
+    with pytest.raises((ArgumentTypeError, ValueError)):
         plan.pairs("axb")
 
 
@@ -112,10 +117,7 @@ def test_the_limit_of_right_results_is_that_of_the_operands_bits(dtype, share, w
     limit = tiles.limit_of(dtype, share, weighted=weighted)
     assert _oracle.over(right, limit) is None
     assert _oracle.over(2 * right, limit) is not None
-
-
-def test_a_row_that_both_units_take_a_part_of_is_rounded_twice():
-    for share, least in ((0.0, 1e-3), (1.0, 1e-3), (0.5, 1e-3 + 2.0**-11)):
+    for share, least in ((0.0, 1e-3), (1.0, 1e-3), (0.5, 1e-3 + 2.0**-11)):  # rounded twice
         assert tiles.limit_of("float16", share, weighted=True) == least
 
 
@@ -132,9 +134,6 @@ def test_a_sample_by_another_strategy_is_refused(small):
     assert "is no sample by bucket" in complaint("random", "bucket")
     assert "is no sample by fastrand" in complaint("bucket", "fastrand")
     assert "not as long" in complaint("bucket", "bucket", width=15)
-
-
-def test_the_columns_and_values_of_a_sample_are_compared(small):
     A = _graphs.weighted(small)
     B, perm = ops.sample_with_perm(A, 16)
     assert "columns" in sampling.sample_complaint(A, B, np.roll(perm, 1), 16, "bucket")
@@ -169,12 +168,9 @@ def test_a_batch_has_the_edges_of_its_graph_and_targets_that_ascend(small):
 # Attention
 
 
-def test_kernels_products_and_copies_are_counted():
+def test_kernels_and_allocations_of_the_size_of_the_edges_are_counted():
     names = ["gat_forward", "ampere_sgemm_128x64", "Memcpy DtoD", "elementwise", "Memset"]
     assert attention.counted(names) == {"kernels": 2, "gemms": 1, "copies": 2}
-
-
-def test_allocations_of_the_size_of_the_edges_are_found():
     sizes = [4 * 1000, 4 * 4 * 1000, 777_777, 512 * 9]
     assert attention.edge_sized(sizes, 1000, 4) == sizes[:2]
     assert attention.edge_sized(sizes, 1000, 4, but=16_000) == sizes[:1]

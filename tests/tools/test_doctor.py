@@ -119,9 +119,6 @@ def test_no_driver_is_no_error(monkeypatch):
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
     assert doctor.find_driver() == Driver(None, (), "no NVIDIA driver (libcuda.so.1 was not found)")
-
-
-def test_driver_is_looked_up_by_name(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: FakeDriver(H100))
     assert doctor.find_driver().devices == (H100,)
 
@@ -181,11 +178,9 @@ def test_cupy_whose_import_fails_in_another_way(monkeypatch):
 
     monkeypatch.setattr(doctor, "import_cupy", fail)
     assert "its import fails: built for another" in doctor.find_cupy(Driver(None, ())).problem
-
-
-def test_cupy_built_from_source_has_its_own_version(monkeypatch):
+    monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
-    monkeypatch.setattr(doctor, "version", lambda name: None)
+    monkeypatch.setattr(doctor, "version", lambda name: None)  # built from source
     assert doctor.find_cupy(Driver(None, ())).packages == (("cupy", "14.2.0"),)
 
 
@@ -199,19 +194,18 @@ def test_gpu_that_works():
     runs = doctor.runs(found)
     assert runs["CUDA kernels"] == (True, "0: NVIDIA H100; 1: Tesla T4")
     assert runs["tensor cores"] == (True, "0: NVIDIA H100")
-
-
-def test_old_gpu_has_no_tensor_core_kernels():
-    runs = doctor.runs(report(Driver((13, 0), (T4,)), WORKING))
+    runs = doctor.runs(report(Driver((13, 0), (T4,)), WORKING))  # an old one
     assert runs["CUDA kernels"][0]
     assert runs["tensor cores"] == (False, "needs compute capability 8.0: CUDA kernels run instead")
 
 
-def test_machine_without_a_gpu_is_well():
+def test_machines_without_a_visible_gpu_are_well():
     found = report()
     assert not found.broken
     assert list(doctor.advice(found)) == []
     assert doctor.runs(found)["CUDA kernels"] == (False, "no NVIDIA driver")
+    (advice,) = doctor.advice(report(Driver((13, 0), (), "no device")))
+    assert "CUDA_VISIBLE_DEVICES" in advice
 
 
 @pytest.mark.parametrize(
@@ -234,11 +228,6 @@ def test_gpu_without_a_working_cupy_says_what_to_install(cuda, cupy, advice):
     able, why = doctor.runs(found)["CUDA kernels"]
     assert not able
     assert why == f"CuPy: {cupy.problem}"
-
-
-def test_driver_that_shows_no_gpu_hints_at_visibility():
-    (advice,) = doctor.advice(report(Driver((13, 0), (), "no device")))
-    assert "CUDA_VISIBLE_DEVICES" in advice
 
 
 def test_missing_libraries_are_named():
