@@ -1,10 +1,12 @@
 """One set of processes for all tests."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from ranks import Ranks
+from train_cases import write_parts
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +25,9 @@ def gpu_ranks() -> Iterator[Ranks]:
     found = Ranks(2, "cuda")
     yield found
     found.close()
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A graph to train on, in four parts."""
+    return write_parts(tmp_path_factory.mktemp("train") / "parts", 4)

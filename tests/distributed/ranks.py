@@ -6,6 +6,7 @@ takes longer than all cases.
 
 import inspect
 import os
+import socket
 import sys
 import tempfile
 import traceback
@@ -36,6 +37,13 @@ def imported_before() -> list[str]:
     ]
     modules += ["torch.fx.experimental.symbolic_shapes", "pytest"]  # and sympy with the first
     return [*modules, *(f"sparsefmt.ops.{room.parent.name}.cpu" for room in rooms)]
+
+
+def free_port() -> int:
+    """Return the number of a port that nobody listens to."""
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        return int(one.getsockname()[1])
 
 
 def forked(target: Any, *arguments: Any) -> Any:

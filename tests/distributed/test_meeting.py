@@ -1,11 +1,12 @@
 """Ranks that differ, are missing or are there twice are refused by name; silent ones are seen."""
 
-import socket
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch.distributed as dist
+from ranks import free_port
 
 from sparsefmt.distributed.job import launch
 from sparsefmt.distributed.job.launch import Place, Watch, meet, place_of
@@ -15,34 +16,29 @@ from sparsefmt.errors import RankError
 ends_a_thread = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("localhost", 0))
-        return one.getsockname()[1]
+def at_the_same_time(*calls):
+    """Run each in a thread of its own, and wait for all."""
+    threads = [threading.Thread(target=one) for one in calls]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
 
 
 def meet_all(facts, sizes=None, ranks=None, timeout=20.0):
     """What each rank says that meets the others, in threads: "" for nothing."""
-    port, said = free_port(), {}
-    sizes = sizes or [len(facts)] * len(facts)
+    port, said, stores = free_port(), {}, {}
+    sizes, ranks = sizes or [len(facts)] * len(facts), ranks or range(len(facts))
 
-    def run(number, rank):
-        place = Place(rank=rank, ranks=sizes[number], port=port)
+    def run(number):
+        place = Place(rank=ranks[number], ranks=sizes[number], port=port)
         try:
             stores[number] = meet(place, facts[number], timeout)[1]
             said[number] = ""
         except RankError as error:
             said[number] = str(error)
 
-    stores = {}
-    threads = [
-        threading.Thread(target=run, args=(number, rank))
-        for number, rank in enumerate(ranks or range(len(facts)))
-    ]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    at_the_same_time(*(partial(run, number) for number in range(len(facts))))
     return [said[number] for number in range(len(facts))]
 
 
@@ -60,32 +56,17 @@ def test_a_rank_that_differs_is_named_on_all_ranks(name):
     assert said[0].startswith(f"rank 2 has {name} other and rank 0 has {SAME[name]}: ")
 
 
-def test_another_world_size_is_refused():
+def test_ranks_that_do_not_fit_together_are_named():
     first, other = meet_all([SAME, SAME], sizes=[3, 2])
-    assert (
-        first
-        == other
-        == ("rank 1 has world size 2 and rank 0 has 3: start all with the same WORLD_SIZE.")
-    )
-
-
-def test_a_rank_too_many_is_refused_and_the_others_meet():
-    first, second, third = meet_all([SAME] * 3, sizes=[2, 2, 3])
+    said = "rank 1 has world size 2 and rank 0 has 3: start all with the same WORLD_SIZE."
+    assert first == other == said
+    first, second, third = meet_all([SAME] * 3, sizes=[2, 2, 3])  # a rank too many
     assert (first, second) == ("", "")
     assert "world size" in third or "rank 0 is gone" in third
-
-
-def test_a_rank_that_cannot_take_part_says_why_to_all():
     said = meet_all([SAME, {"fault": "parts: there is none."}])
     assert said == ["rank 1 cannot take part: parts: there is none."] * 2
-
-
-def test_a_rank_that_does_not_come_is_named():
     (said,) = meet_all([SAME], sizes=[2], timeout=0.5)
     assert said == "rank 1 did not come within 0.5 s: start all 2 ranks."
-
-
-def test_a_rank_that_is_there_twice_is_named():
     said = meet_all([SAME] * 3, sizes=[2, 2, 2], ranks=[0, 1, 1])
     assert sum("rank 1 is there twice" in one for one in said) == 1
 
@@ -148,11 +129,19 @@ def until(condition, seconds=10.0):
     return condition()
 
 
-@ends_a_thread
-def test_a_silent_rank_is_named_by_all_others(places):
-    watches = [Told(place, 4.0) for place in places[0][:2]]
+def watching(places, timeout, steps=()):
+    """Watches that have begun."""
+    watches = [Told(place, timeout) for place in places]
+    for one, done in zip(watches, steps, strict=False):
+        one.progress = lambda done=done: done
     for one in watches:
         one.__enter__()
+    return watches
+
+
+@ends_a_thread
+def test_a_silent_rank_is_named_by_all_others(places):
+    watches = watching(places[0][:2], 4.0)
     begun = time.monotonic()
     assert until(lambda: all(one.said for one in watches))
     assert 1.5 < time.monotonic() - begun < 4.0
@@ -163,11 +152,7 @@ def test_a_silent_rank_is_named_by_all_others(places):
 def standing(places, timeout, steps, monkeypatch):
     """Watches of ranks that all beat, now or later, whose main threads have got so far."""
     monkeypatch.setattr(launch, "_PATIENCE", 60.0)
-    watches = [Told(place, timeout) for place in places]
-    for one, done in zip(watches, steps, strict=True):
-        one.progress = lambda done=done: done
-        one.__enter__()
-    return watches
+    return watching(places, timeout, steps)
 
 
 @ends_a_thread
@@ -190,11 +175,7 @@ def test_a_main_thread_that_stands_still_is_named_on_all_ranks(places, steps, wh
 
 
 def leave(watches):
-    threads = [threading.Thread(target=one.__exit__, args=(None,) * 3) for one in watches]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    at_the_same_time(*(partial(one.__exit__, None, None, None) for one in watches))
     return [one.said for one in watches if one.said]
 
 
@@ -209,9 +190,7 @@ def test_a_first_epoch_and_slow_epochs_may_take_longer(places, monkeypatch):
 
 @ends_a_thread
 def test_an_error_of_one_rank_is_told_to_all_others(places):
-    watches = [Told(place, 10.0) for place in places[0]]
-    for one in watches:
-        one.__enter__()
+    watches = watching(places[0], 10.0)
     with pytest.raises(SystemExit):
         watches[1].__exit__(RankError, RankError("no disk"), None)
     assert until(lambda: all(one.said for one in watches))
@@ -220,9 +199,7 @@ def test_an_error_of_one_rank_is_told_to_all_others(places):
 
 @ends_a_thread
 def test_a_failed_collective_names_the_rank_that_is_silent(places, capsys):
-    watches = [Told(place, 10.0) for place in places[0][:2]]
-    for one in watches:
-        one.__enter__()
+    watches = watching(places[0][:2], 10.0)
     error = RuntimeError("Connection closed by peer")
     begun = time.monotonic()
     thread = threading.Thread(target=lambda: watches[0].__exit__(RuntimeError, error, None))
@@ -242,12 +219,6 @@ def test_ranks_leave_together(places):
             time.sleep(seconds)
         left.append(time.monotonic())
 
-    threads = [
-        threading.Thread(target=run, args=(one, 0.3 * number)) for number, one in enumerate(watches)
-    ]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    at_the_same_time(*(partial(run, one, 0.3 * number) for number, one in enumerate(watches)))
     assert not [one.said for one in watches if one.said]
     assert max(left) - min(left) < 1.0

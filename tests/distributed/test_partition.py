@@ -72,19 +72,14 @@ def test_parts_are_the_graph(tmp_path, by, parts, ranks, weighted):
     said = write_partition(graph_of(ends, weight), folder, parts, partitioner=by, **data)
     assert read_partition(folder) == said
     edges, weights, whole = together(folder, ranks)
+    if by == "balanced":  # edges of a part keep their order
+        order = np.searchsorted(said.bounds, ends[1], side="right")
+        assert (edges == ends[:, np.argsort(order, kind="stable")]).all()
     assert triples(edges, weights) == triples(ends, weight)
     assert (whole.pop("features") == data["features"]).all()
     assert (whole.pop("labels") == data["labels"]).all()
     assert whole.keys() == data["masks"].keys()
     assert all((whole[name] == mask).all() for name, mask in data["masks"].items())
-
-
-def test_edges_of_a_part_keep_their_order(tmp_path):
-    ends = edges_of()
-    write_partition(graph_of(ends), tmp_path / "parts", 3)
-    part = read_part(tmp_path / "parts", 1)
-    mine = (ends[1] >= part.bounds[1]) & (ends[1] < part.bounds[2])
-    assert (part.edge_index == ends[:, mine]).all()
 
 
 @pytest.mark.parametrize(("n", "count"), [(N, 0), (0, 0), (1, 3), (2, 1)])
@@ -287,12 +282,6 @@ def test_a_file_of_features_that_is_no_array_is_refused(tmp_path, how):
         write_partition(graph_of(edges_of()), tmp_path / "parts", 2, features=path)
 
 
-def test_what_is_no_folder_is_refused(tmp_path):
-    (tmp_path / "graph.txt").write_text("0 1")
-    with pytest.raises(errors.FileFormatError, match=r"no folder: give one of sparsefmt part"):
-        read_partition(tmp_path / "graph.txt")
-
-
 def test_a_folder_that_holds_something_is_left_alone(tmp_path):
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(errors.FileFormatError, match="there already"):
@@ -300,6 +289,8 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such folder"):
         write_partition(graph_of(edges_of()), tmp_path / "no" / "parts", 2)
     assert [one.name for one in tmp_path.iterdir()] == ["mine"]
+    with pytest.raises(errors.FileFormatError, match=r"no folder: give one of sparsefmt part"):
+        read_partition(tmp_path / "mine")
 
 
 def test_a_graph_that_changes_between_passes_is_refused(tmp_path):

@@ -6,7 +6,6 @@ They are forked from one that has imported torch, but for torchrun's.
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,24 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import forked
-from train_cases import COMMAND, write_parts
+from ranks import forked, free_port
+from train_cases import COMMAND
 
 from sparsefmt.distributed import train
 from sparsefmt.distributed.job import training
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_parts(tmp_path_factory.mktemp("train") / "parts", 4)
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("localhost", 0))
-        return one.getsockname()[1]
 
 
 class Rank:

@@ -8,7 +8,7 @@ import io
 import logging
 import pickle
 import random
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 N, F_IN, HIDDEN = 30, 12, 6
 LOG = logging.getLogger(__name__)
-FACTOR = [1.0]
+FACTOR, HALF = [1.0], torch.tensor([0.5], dtype=torch.float64)
 
 
 class Net(nn.Module):
@@ -328,10 +328,7 @@ def test_a_changed_model_computes_what_the_plain_one_does(change, when):
         (lambda: SGConv(F_IN, 4, K=2), lambda m: setattr(m, "add_self_loops", False)),
         (lambda: TAGConv(F_IN, 4, K=2), lambda m: setattr(m, "normalize", False)),
         (lambda: GINConv(nn.Linear(F_IN, 4)), lambda m: m.eps.fill_(0.5)),
-        (
-            lambda: GINConv(nn.Linear(F_IN, 4)),
-            lambda m: setattr(m.eps, "data", torch.tensor([0.5], dtype=torch.float64)),
-        ),
+        (lambda: GINConv(nn.Linear(F_IN, 4)), lambda m: setattr(m.eps, "data", HALF)),
         (lambda: GINConv(nn.Linear(F_IN, 4)), lambda m: m.eps.data.fill_(0.5)),
         (lambda: GINConv(nn.Linear(F_IN, 4)), lambda m: setattr(m, "nn", nn.Tanh())),
         (
@@ -426,42 +423,24 @@ def test_layers_that_models_share_are_planned_for_the_last():
 # Everybody
 
 
-@contextmanager
-def hook_for_all(seen):
-    def note(module, args, out):
-        seen.append((type(module).__name__, tuple(out.shape)))
-
-    hook = every.register_module_forward_hook(note)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-def test_hooks_for_all_modules_see_what_they_see_of_the_plain_model():
+def test_hooks_hear_what_they_hear_of_the_plain_model():
+    """Those for all modules, and those of backward."""
     planned, plain, graph = pair()
-    optimize(planned, graph, x=features())
+    optimize(planned, graph, x=features(), training=True)
     planned_away(planned.first)
     calls = []
     for model in (planned, plain):
         seen = []
-        with hook_for_all(seen):
-            model(features(), graph)
+        model.first.register_full_backward_hook(lambda *a, seen=seen: seen.append(a[2][0].shape))
+        hook = every.register_module_forward_hook(
+            lambda module, _, y, seen=seen: seen.append((type(module).__name__, tuple(y.shape)))
+        )
+        y = model(features().requires_grad_(), graph)
+        hook.remove()
+        y.sum().backward()
         calls.append(seen)
     assert calls[0] == calls[1]
     assert ("Linear", (N, HIDDEN)) in calls[0]
-
-
-def test_hooks_of_backward_are_called():
-    planned, plain, graph = pair()
-    optimize(planned, graph, x=features(), training=True)
-    counted = []
-    for model in (planned, plain):
-        seen = []
-        model.first.register_full_backward_hook(lambda *a, seen=seen: seen.append(a[2][0].shape))
-        model(features().requires_grad_(), graph).sum().backward()
-        counted.append(seen)
-    assert counted[0] == counted[1]
 
 
 def test_autocast_and_inference_are_those_of_the_plain_model():
@@ -501,13 +480,22 @@ def test_what_is_left_alone_is_told(name):
     same(layer, plain, x, graph)
 
 
-def test_planning_changes_nothing_that_a_forward_writes():
-    planned, _, graph = pair(remembers)
-    before = random.getstate(), torch.get_rng_state()
-    optimize(planned, graph, x=features(), steps=3, mode="measure").explain()
-    assert (planned.calls, planned.seen) == (0, [])
-    assert (random.getstate(), torch.get_rng_state().tolist()) == (before[0], before[1].tolist())
-    assert all(p.grad is None for p in planned.parameters())
+def draws(self, x, graph, y):
+    return random.random() + np.random.random() + torch.rand(1)  # noqa: NPY002
+
+
+def test_planning_draws_from_no_generator_and_leaves_no_trace():
+    def states():
+        numbers = np.random.get_state()[1]  # noqa: NPY002
+        return random.getstate(), numbers.tolist(), torch.get_rng_state().tolist()
+
+    for body in (remembers, draws):
+        planned, _, graph = pair(body)
+        before = states()
+        optimize(planned, graph, x=features(), steps=3, mode="measure").explain()
+        assert states() == before
+        assert (planned.calls, planned.seen) == (0, [])
+        assert all(p.grad is None for p in planned.parameters())
 
 
 def written(write):

@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import random
 import weakref
 from dataclasses import replace
 from types import SimpleNamespace
@@ -298,18 +297,12 @@ def test_a_wrong_call_is_refused_as_the_layer_refuses_it():
             layer(x, graph)
 
 
-def test_what_cannot_be_planned_is_refused_by_name():
-    with pytest.raises(DtypeError, match="model is a int"):
-        optimize(3, square())
-    with pytest.raises(DtypeError, match="graph is a list"):
-        optimize(net(), [1])
-    with pytest.raises(UnsupportedError, match="mode is 'fast'"):
-        optimize(net(), square(), mode="fast")
-
-
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [
+        ({"model": 3}, DtypeError, "model is a int"),
+        ({"graph": [1]}, DtypeError, "graph is a list"),
+        ({"mode": "fast"}, UnsupportedError, "mode is 'fast'"),
         ({"x": np.zeros((N, 12))}, DtypeError, r"x is a ndarray: give torch.from_numpy\(x\)"),
         ({"x": 3}, DtypeError, "x is a int: give a torch.Tensor, or a tuple"),
         ({"x": (1,)}, ShapeError, "x holds 1 values, which Net.forward does not take: missing"),
@@ -321,9 +314,9 @@ def test_what_cannot_be_planned_is_refused_by_name():
     ],
 )
 def test_wrong_arguments_are_refused_by_name(given, error, text):
-    options = {"graph": square(), **given}
+    options = {"model": net(), "graph": square(), **given}
     with pytest.raises(error, match=text):
-        optimize(net(), options.pop("graph"), **options)
+        optimize(options.pop("model"), options.pop("graph"), **options)
 
 
 @pytest.mark.parametrize("x", [None, features(6).detach()], ids=["without x", "with x"])
@@ -399,22 +392,29 @@ def test_few_times_are_remembered(timed, monkeypatch):
     assert len(composition._REMEMBERED) == 3
 
 
-class Failing(nn.Module):
-    """A model of two layers."""
+class Model(nn.Module):
+    """Layers by their names, and what a forward does with them."""
 
-    def __init__(self):
+    def __init__(self, run, **layers):
         super().__init__()
-        self.first, self.last = GCNConv(6, 6), GCNConv(6, 6)
+        self.run = run
+        for name, layer in layers.items():
+            setattr(self, name, layer)
 
-    def forward(self, x, graph):
-        return self.last(self.first(x, graph), graph)
+    def forward(self, x, *args):
+        return self.run(self, x, *args)
+
+
+def two_layers():
+    run = lambda self, x, graph: self.last(self.first(x, graph), graph)  # noqa: E731
+    return Model(run, first=GCNConv(6, 6), last=GCNConv(6, 6))
 
 
 @pytest.mark.parametrize("call", [1, 3, 9, 12])
 def test_an_error_leaves_the_model_as_it_was(monkeypatch, call):
     graph, x = square(), features(6).float()
     for earlier in (False, True):
-        model = Failing()
+        model = two_layers()
         if earlier:
             optimize(model, graph, x=x)
         before = [vars(module).get("_plan") for module in model.modules()]
@@ -439,7 +439,7 @@ def test_an_error_leaves_the_model_as_it_was(monkeypatch, call):
 
 def test_wrong_features_leave_an_earlier_plan():
     graph, x = square(), features(6).float()
-    model = Failing()
+    model = two_layers()
     found = optimize(model, graph, x=x)
     with pytest.raises(ShapeError):
         optimize(model, graph, x=torch.randn(N, 5))
@@ -457,42 +457,9 @@ def test_what_runs_once_is_shared_after_the_clock_too(timed):
     assert replace(slow, runs=None).chosen.measured == min(c.measured for c in slow.promoted)
 
 
-def test_planning_draws_from_no_generator():
-    class Drawing(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = GCNConv(6, 6)
-            self.conv.register_forward_hook(lambda *_: draw())
-
-        def forward(self, x, graph):
-            return self.conv(x, graph)
-
-    def draw():
-        random.random()
-        np.random.random()  # noqa: NPY002
-        torch.rand(1)
-
-    def states():
-        numbers = np.random.get_state()[1]  # noqa: NPY002
-        return random.getstate(), numbers.tolist(), torch.get_rng_state().tolist()
-
-    graph, x, model = square(), features(6).float(), Drawing()
-    before = states()
-    optimize(model, graph, x=x, mode="measure")
-    assert states() == before
-
-
 def test_nested_inputs_and_layers_called_by_name():
-    class Nested(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = GCNConv(6, 6)
-
-        def forward(self, pair, graph):
-            return self.conv(pair[0], edge_index=graph)
-
     graph, x = square(), features(6).float()
-    model = Nested()
+    model = Model(lambda self, pair, g: self.conv(pair[0], edge_index=g), conv=GCNConv(6, 6))
     expected = model([x], graph).detach()
     found = optimize(model, graph, x=([x], graph))
     torch.testing.assert_close(model([x], graph).detach(), expected)
@@ -518,7 +485,7 @@ def test_an_input_may_be_none():
 
 def test_a_plan_is_explained_after_the_model_has_changed():
     graph, x = square(), features(6).float()
-    model = Failing()
+    model = two_layers()
     found = optimize(model, graph, x=x)
     model.double()
     assert "kernels: the model does not run as it did" in found.explain()
@@ -576,18 +543,14 @@ def test_attention_drops_the_same_weights_in_every_composition():
 
 
 def test_a_model_gets_its_edges_as_before():
-    class Written(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.convs = nn.ModuleList([GCNConv(6, 8), TAGConv(8, 3, K=2)])
+    def run(self, x, edge_index, edge_weight=None):
+        for layer in self.convs:
+            h = layer(x, edge_index, edge_weight)
+            x = nn.functional.dropout(h.relu(), 0.5, self.training)
+        return x
 
-        def forward(self, x, edge_index, edge_weight=None):
-            for layer in self.convs:
-                h = layer(x, edge_index, edge_weight)
-                x = nn.functional.dropout(h.relu(), 0.5, self.training)
-            return x
-
-    model, x, edges = Written().double(), features(6), edge_index(square())
+    model = Model(run, convs=nn.ModuleList([GCNConv(6, 8), TAGConv(8, 3, K=2)])).double()
+    x, edges = features(6), edge_index(square())
     reference = copy.deepcopy(model)
     assert list(optimize(model, edges, x=x.detach()).layers) == ["convs.0", "convs.1"]
     weight = torch.rand(edges.shape[1], dtype=torch.float64)
@@ -613,15 +576,8 @@ def test_a_sparse_tensor_with_loops_has_pygs_normalisation(kind, weighted, given
     dense.diagonal()[::2] = 0.7
     adjacency = (dense if weighted else (dense != 0).double()).to_sparse_csr()
 
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = getattr(sparsefmt.nn, kind)(6, 4)
-
-        def forward(self, x, adj):
-            return self.conv(x, adj).relu()
-
-    model, x = Net().double(), features(6)
+    conv, x = getattr(sparsefmt.nn, kind)(6, 4), features(6)
+    model = Model(lambda self, x, adj: self.conv(x, adj).relu(), conv=conv).double()
     expected = results(copy.deepcopy(model), x, adjacency)
     if given == "graph":
         optimize(model, square())
@@ -667,15 +623,8 @@ def test_a_compiled_model_runs_as_it_is_written():
 
 
 def test_a_layer_that_takes_features_of_two_ends_stays_as_it_is():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = SAGEConv(6, 8)
-
-        def forward(self, x, own, graph):
-            return self.conv((x, own), graph)
-
-    model, graph, x = Model(), square(), features(6, dtype=torch.float32).detach()
+    model = Model(lambda self, x, own, g: self.conv((x, own), g), conv=SAGEConv(6, 8))
+    graph, x = square(), features(6, dtype=torch.float32).detach()
     expected = model(x, x.clone(), graph)
     optimize(model, graph, x=(x, x.clone(), graph), training=True)
     torch.testing.assert_close(model(x, x.clone(), graph), expected)
@@ -683,7 +632,7 @@ def test_a_layer_that_takes_features_of_two_ends_stays_as_it_is():
 
 @pytest.mark.parametrize("part", ["", "first"])
 def test_a_forward_of_the_users_own_stays(part):
-    graph, x, model = square(), features(6).float(), Failing()
+    graph, x, model = square(), features(6).float(), two_layers()
     module = model.get_submodule(part)
     own = module.forward
 
@@ -740,15 +689,8 @@ def test_constants_are_computed_once_and_again_when_they_are_written_to(monkeypa
 
 
 def test_a_model_without_such_layers_says_so():
-    class Written(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lin = nn.Linear(6, 4)
-
-        def forward(self, x, graph):
-            return spmm(graph, self.lin(x))
-
-    found = optimize(Written(), square(), x=features(6).float().detach(), steps=3)
+    model = Model(lambda self, x, graph: spmm(graph, self.lin(x)), lin=nn.Linear(6, 4))
+    found = optimize(model, square(), x=features(6).float().detach(), steps=3)
     assert not found.layers
     assert "no layer of it can be planned" in found.explain()
 
@@ -756,22 +698,15 @@ def test_a_model_without_such_layers_says_so():
 def test_a_layer_whose_vectors_are_computed_is_timed():
     layer = GATConv(8, 8)
     prune.random_unstructured(layer, "att_src", 0.5)
-    graph = make_graph(N, N, 120)
-    optimize(layer, graph, x=torch.randn(graph.n_cols, 8), training=True, mode="measure")
+    optimize(layer, square(), x=torch.randn(N, 8), training=True, mode="measure")
 
 
 def test_a_forward_that_differentiates_hears_of_training():
-    class Force(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = GCNConv(8, 1)
+    def force(self, x, graph):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(self.conv(x, graph).sum(), x)[0]
 
-        def forward(self, x, graph):
-            x = x.detach().requires_grad_()
-            return torch.autograd.grad(self.conv(x, graph).sum(), x)[0]
-
-    graph = make_graph(N, N, 120)
-    x = torch.randn(graph.n_cols, 8)
+    graph, x, model = square(), torch.randn(N, 8), Model(force, conv=GCNConv(8, 1))
     with pytest.raises(RuntimeError) as caught:
-        optimize(Force().eval(), graph, x=x)
+        optimize(model.eval(), graph, x=x)
     assert "training=True" in caught.value.__notes__[0]

@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn")
 
+from pyg_cases import make  # noqa: E402
 from torch.nn import Linear, Module, Sequential, Tanh  # noqa: E402
 from torch.nn.modules.module import register_module_forward_hook  # noqa: E402
 from torch.nn.utils import parametrizations, prune  # noqa: E402
@@ -61,8 +62,9 @@ class Quantised(Module):
         return torch.nn.functional.linear(x, self.weight(), self.bias())
 
 
-def subclass(base):
-    made = Doubled(base.weight.shape[1], base.weight.shape[0], base.bias is not None).double()
+def plain_map(base, kind=Linear):
+    """A map of torch's, or of that kind, with the same weights."""
+    made = kind(base.weight.shape[1], base.weight.shape[0], base.bias is not None).double()
     made.load_state_dict(base.state_dict())
     return made
 
@@ -84,10 +86,6 @@ def parametrised(base):
     return made
 
 
-def pruned(base):
-    return prune.l1_unstructured(base, "weight", amount=0.5)
-
-
 def biased(base):
     made = Linear(base.weight.shape[1], base.weight.shape[0]).double()
     torch.nn.init.normal_(made.bias)
@@ -95,12 +93,12 @@ def biased(base):
 
 
 KINDS = {
-    "subclass": subclass,
+    "subclass": lambda base: plain_map(base, Doubled),
     "wrapper": Adapted,
     "hook": hooked,
     "global hook": globally_hooked,
     "parametrised": parametrised,
-    "pruned": pruned,
+    "pruned": lambda base: prune.l1_unstructured(base, "weight", amount=0.5),
     "quantised": Quantised,
     "sequence": lambda base: Sequential(base, Tanh()),
     "bias": biased,
@@ -152,22 +150,13 @@ def pair(name, way):
     if way == "weighted":
         options = {**options, **(of_edges or {})}
     parts = {"k=": {"k": K}, "sample=": {"sample": EDGES}}.get(way, {})
-    if "GIN" in name:
-        theirs, ours = (
-            getattr(library, name)(Linear(WIDTH, OUT), **options, **more).double()
-            for library, more in ((pyg, {}), (nn, parts))
-        )
-    else:
-        theirs, ours = (
-            getattr(library, name)(WIDTH, OUT, **options, **more).double()
-            for library, more in ((pyg, {}), (nn, parts))
-        )
+    theirs = make(pyg, name, WIDTH, OUT, **options).double()
+    ours = make(nn, name, WIDTH, OUT, **options, **parts).double()
     ours.load_state_dict(theirs.state_dict())
     edge_index = torch.randint(0, N, (2, EDGES))
     args = [torch.randn(N, WIDTH).double(), edge_index]
     if "edge_dim" in options:
-        width = OUT if not options["edge_dim"] else options["edge_dim"]
-        args.append(torch.randn(EDGES, width).double())
+        args.append(torch.randn(EDGES, EDGE_DIM).double())
     elif way == "weighted":
         args.append(torch.rand(EDGES).double())
     return theirs.eval(), ours.eval(), args
@@ -184,10 +173,7 @@ def maps(layer):
 def exchange(ours, theirs, kind):
     """Put maps of that kind in both layers, the same modules in each."""
     for (owner, leaf, module), (other, _, _) in zip([*maps(theirs)], [*maps(ours)], strict=True):
-        rows, columns = module.weight.shape
-        base = Linear(columns, rows, bias=module.bias is not None).double()
-        base.load_state_dict(module.state_dict())
-        made = KINDS[kind](base)
+        made = KINDS[kind](plain_map(module))
         setattr(owner, leaf, made if leaf == "lin_l" else Called(made))
         setattr(other, leaf, made)
 
@@ -196,9 +182,7 @@ def doubling(kind):
     """A hook of all modules, which doubles what those that are marked return."""
     if kind != "global hook":
         return nullcontext()
-    return register_module_forward_hook(
-        lambda module, args, y: 2 * y if is_doubled(module) else None
-    )
+    return register_module_forward_hook(lambda module, _, y: 2 * y if is_doubled(module) else None)
 
 
 def is_doubled(module):
@@ -267,11 +251,6 @@ def test_an_exchanged_map_is_called(name, kind, way):
     assert not torch.allclose(plain, expected), "the exchange changes nothing"
 
 
-def test_layers_without_maps_read_none():
-    for layer in (nn.AGNNConv(), nn.RGCNConv(WIDTH, OUT, 2), nn.FastRGCNConv(WIDTH, OUT, 2)):
-        assert not [*layer.children()]
-
-
 STEPS = ("forward", "message", "aggregate", "update", "propagate", "edge_update", "aggr_module")
 
 
@@ -283,6 +262,8 @@ def test_a_step_set_on_a_class_counts(monkeypatch, step):
 
 
 def test_a_forward_set_on_all_linear_maps_runs(monkeypatch):
+    for other in (nn.AGNNConv(), nn.RGCNConv(WIDTH, OUT, 2), nn.FastRGCNConv(WIDTH, OUT, 2)):
+        assert not [*other.children()]  # which have none
     layer = nn.GCNConv(4, 4, bias=False)
     monkeypatch.setattr(torch.nn.Linear, "forward", lambda self, x: torch.zeros(len(x), 4))
     assert not layer(torch.ones(3, 4), torch.tensor([[0, 1], [1, 2]])).any()
