@@ -349,13 +349,6 @@ def test_with_data_shares_the_structure(xp, format):
         assert same(A.with_data([2.0] * 7).toarray(), 2 * oracle(A.with_data(None)))
 
 
-def test_an_empty_list_can_be_data():
-    A = COO([], [], [], shape=(2, 2))
-    assert (A.nnz, A.dtype, A.index_dtype) == (0, np.float64, np.int64)
-    assert A.with_data([]).dtype == np.float64
-    assert CSR([0, 0, 0], [], shape=(2, 2)).nnz == 0
-
-
 # Transposes and slices
 
 
@@ -455,7 +448,7 @@ def test_constructors_share_the_arrays_they_are_given(xp, index):
             assert getattr(C, field) is a
 
 
-def test_lists_come_in(xp):
+def test_lists_come_in_also_empty_ones(xp):
     A = COO(ROW, COL, DATA, shape=list(SHAPE))
     assert A.index_dtype == np.int64
     assert A.dtype == np.float64
@@ -464,6 +457,10 @@ def test_lists_come_in(xp):
     assert CSR((0, 1), range(1), shape=(1, 1)).nnz == 1
     assert COO([0], [0], shape=(np.int8(1), np.uint64(1))).shape == (1, 1)
     assert type(COO([0], [0], shape=(True, np.int8(1))).shape[0]) is int
+    A = COO([], [], [], shape=(2, 2))
+    assert (A.nnz, A.dtype, A.index_dtype) == (0, np.float64, np.int64)
+    assert A.with_data([]).dtype == np.float64
+    assert CSR([0, 0, 0], [], shape=(2, 2)).nnz == 0
 
 
 class Exporter:
