@@ -22,8 +22,10 @@ def test_what_is_built_is_found_by_its_key():
     assert sorted(built.items()) == [("another", 2), ("key", "part")]
 
 
-def test_who_builds_may_decline_to_keep_it():
+def test_who_builds_may_decline_to_keep_it_or_fail():
     built = Built()
+    with pytest.raises(MemoryError):
+        built.ask("key", lambda: (_ for _ in ()).throw(MemoryError()))
     for part in (1, 2):
         assert built.ask("key", lambda part=part: part, keep=lambda made: made == 2) == part
     assert built.items() == [("key", 2)]
@@ -47,13 +49,6 @@ def test_who_waited_for_the_lock_finds_what_was_built_meanwhile():
     assert built.ask("key", build) == "part"
     waiting.join()
     assert calls == [threading.main_thread().name, "part"]
-
-
-def test_what_fails_is_built_at_the_next_call():
-    built = Built()
-    with pytest.raises(MemoryError):
-        built.ask("key", lambda: (_ for _ in ()).throw(MemoryError()))
-    assert built.ask("key", lambda: 1) == 1
 
 
 def test_an_sgt_of_its_own_builds_its_csr_once():

@@ -109,7 +109,7 @@ def test_an_unweighted_structure_has_no_values(xp, format):
     A.check()
 
 
-def test_cbsr_properties(xp):
+def test_properties_of_a_cbsr_and_coordinates_of_a_coo(xp):
     A = example(xp, "cbsr")
     assert (A.format, A.shape, A.k, A.nnz, A.dtype) == ("cbsr", SHAPE, 2, 10, np.float32)
     assert A.index_dtype == np.uint8
@@ -118,6 +118,12 @@ def test_cbsr_properties(xp):
     assert isinstance(A.T, CSC)
     assert A.T.shape == (6, 5)
     assert same(A.T.toarray(), oracle(A).T)
+    A = CBSR(xp.zeros((0, 3), np.uint8), xp.zeros((0, 3), np.float16), shape=(0, 5))
+    assert (A.k, A.nnz) == (3, 0)  # empty, but as wide
+    assert A.tocsr().shape == A.toarray().shape == (0, 5)
+    A.check()
+    A = example(xp)
+    assert all(a is b for a, b in zip(A.coords, (A.row, A.col), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -129,20 +135,6 @@ def test_cbsr_stores_columns_in_the_smallest_dtype(xp, n_cols, dtype):
     A = CBSR(xp.asarray([[n_cols - 1]], dtype), xp.ones((1, 1)), shape=(1, n_cols))
     assert same(A.tocsr().indices, [n_cols - 1])
     assert A.tocsr().index_dtype == np.int32
-
-
-def test_an_empty_cbsr_keeps_its_width(xp):
-    A = CBSR(xp.zeros((0, 3), np.uint8), xp.zeros((0, 3), np.float16), shape=(0, 5))
-    assert (A.k, A.nnz) == (3, 0)
-    assert A.tocsr().shape == A.toarray().shape == (0, 5)
-    A.check()
-
-
-def test_coordinates_of_a_coo(xp):
-    A = example(xp)
-    row, col = A.coords
-    assert row is A.row
-    assert col is A.col
 
 
 @pytest.mark.parametrize(
@@ -166,12 +158,9 @@ def test_sorted_indices(xp, format):
     assert B.sorted_indices() is B
     for start, stop in zip(host(B.indptr)[:-1], host(B.indptr)[1:], strict=True):
         assert (np.diff(host(B.indices)[start:stop]) >= 0).all()
-
-
-def test_sorting_is_stable_so_that_duplicates_keep_their_order(xp):
     indptr, indices = xp.asarray([0, 4], np.int32), xp.asarray([1, 0, 1, 0], np.int32)
     A = CSR(indptr, indices, xp.asarray([1.0, 2.0, 3.0, 4.0]), shape=(1, 2)).sorted_indices()
-    assert same(A.indices, [0, 0, 1, 1])
+    assert same(A.indices, [0, 0, 1, 1])  # duplicates keep their order
     assert same(A.data, [2, 4, 1, 3])
 
 
@@ -360,13 +349,6 @@ def test_with_data_shares_the_structure(xp, format):
         assert same(A.with_data([2.0] * 7).toarray(), 2 * oracle(A.with_data(None)))
 
 
-def test_an_empty_list_can_be_data():
-    A = COO([], [], [], shape=(2, 2))
-    assert (A.nnz, A.dtype, A.index_dtype) == (0, np.float64, np.int64)
-    assert A.with_data([]).dtype == np.float64
-    assert CSR([0, 0, 0], [], shape=(2, 2)).nnz == 0
-
-
 # Transposes and slices
 
 
@@ -466,7 +448,7 @@ def test_constructors_share_the_arrays_they_are_given(xp, index):
             assert getattr(C, field) is a
 
 
-def test_lists_come_in(xp):
+def test_lists_come_in_also_empty_ones(xp):
     A = COO(ROW, COL, DATA, shape=list(SHAPE))
     assert A.index_dtype == np.int64
     assert A.dtype == np.float64
@@ -475,6 +457,10 @@ def test_lists_come_in(xp):
     assert CSR((0, 1), range(1), shape=(1, 1)).nnz == 1
     assert COO([0], [0], shape=(np.int8(1), np.uint64(1))).shape == (1, 1)
     assert type(COO([0], [0], shape=(True, np.int8(1))).shape[0]) is int
+    A = COO([], [], [], shape=(2, 2))
+    assert (A.nnz, A.dtype, A.index_dtype) == (0, np.float64, np.int64)
+    assert A.with_data([]).dtype == np.float64
+    assert CSR([0, 0, 0], [], shape=(2, 2)).nnz == 0
 
 
 class Exporter:

@@ -20,7 +20,7 @@ def test_pointers_that_fall_are_refused_at_every_place(place, by):
         CSR(indptr, np.zeros(5, int), shape=(5, 3))
 
 
-@given(st.integers(0, 2), st.integers(0, 2))
+@pytest.mark.parametrize(("row", "place"), [*np.ndindex(3, 3)])
 def test_rows_that_do_not_ascend_are_refused_at_every_place(row, place):
     indices = np.tile(np.arange(4, dtype=np.uint8), (3, 1))
     indices[row, place + 1] = place
@@ -39,14 +39,10 @@ def test_both_levels_look_at_the_number_of_values(format, level):
     A.check(level)
     with pytest.raises(ShapeError, match="data has shape"):
         A._replace(data=A.data[:1]).check(level)
-
-
-@pytest.mark.parametrize("format", ["csr", "csc", "coo", "sgt"])
-def test_another_level_is_refused_by_every_constructor(format):
-    A = COO([0, 1], [1, 0], shape=(2, 3)).asformat(format)
-    fields = {name: getattr(A, name) for name in A._array_fields}
-    with pytest.raises(UnsupportedError, match="validate is 'none'"):
-        type(A)(**fields, shape=A.shape, validate="none")
+    if format != "cbsr":
+        fields = {name: getattr(A, name) for name in A._array_fields}
+        with pytest.raises(UnsupportedError, match="validate is 'none'"):  # another level
+            type(A)(**fields, shape=A.shape, validate="none")
 
 
 @pytest.mark.parametrize("shape", [(0, 2**31), (2**31, 0)])
@@ -64,18 +60,15 @@ def test_indices_that_have_their_dtype_are_not_copied(dtype):
     assert np.shares_memory(foreign.indices("a", a, dtype), a)
 
 
-def test_graphs_of_other_values_share_what_loops_were_added_to():
+def test_matrices_and_graphs_of_other_values_share_what_was_built():
+    A = CSR([0, 1, 2], [1, 0], [1.0, 2.0], shape=(2, 2))
+    for data in (None, np.ones(2), np.ones(2, np.float32)):
+        assert A.with_data(data).chunks is A.chunks
     pytest.importorskip("sparsefmt.autograd.gcn")  # registers the slot
     graph = Graph(COO([0, 1], [1, 0], shape=(2, 2)))
     other = graph.with_data([1.0, 2.0])
     assert other._slots.looped is graph._slots.looped
     assert other._slots.lock is graph._slots.lock
-
-
-def test_what_is_built_of_a_structure_serves_all_its_values():
-    A = CSR([0, 1, 2], [1, 0], [1.0, 2.0], shape=(2, 2))
-    for data in (None, np.ones(2), np.ones(2, np.float32)):
-        assert A.with_data(data).chunks is A.chunks
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3, 1000])

@@ -249,11 +249,16 @@ def test_a_bipartite_dgl_graph_has_destinations_as_rows(format):
     assert sorted(stored_entries(A)) == [(0, 3, 1.0), (1, 0, 1.0), (1, 1, 1.0)]
 
 
-def test_edges_of_a_dgl_graph_are_shared():
+def test_edges_of_a_dgl_graph_are_shared_and_in_order_without_ids():
     g = dgl_graph()
     A = from_dgl(g, weight="w")
     assert A.col.ctypes.data == g.ends[0].data_ptr()
     assert A.row.ctypes.data == g.ends[1].data_ptr()
+    assert A.data.ctypes.data == g.edata["w"].data_ptr()
+    g = DGLGraph([2, 0, 1], [0, 1, 1], 3, 3, edge_ids=False)
+    g.edata["w"] = torch.tensor([1.0, 2.0, 3.0])
+    A = from_dgl(g, weight="w", format="csr")
+    assert stored_entries(A) == [(0, 2, 1.0), (1, 0, 2.0), (1, 1, 3.0)]
     assert A.data.ctypes.data == g.edata["w"].data_ptr()
 
 
@@ -263,14 +268,6 @@ def test_the_arrays_that_dgl_keeps_are_shared(format):
     A = from_dgl(g, format=format)
     assert A.indptr.ctypes.data == g.last[0].data_ptr()
     assert A.indices.ctypes.data == g.last[1].data_ptr()
-
-
-def test_no_edge_ids_mean_that_values_are_in_order():
-    g = DGLGraph([2, 0, 1], [0, 1, 1], 3, 3, edge_ids=False)
-    g.edata["w"] = torch.tensor([1.0, 2.0, 3.0])
-    A = from_dgl(g, weight="w", format="csr")
-    assert stored_entries(A) == [(0, 2, 1.0), (1, 0, 2.0), (1, 1, 3.0)]
-    assert A.data.ctypes.data == g.edata["w"].data_ptr()
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -328,15 +325,12 @@ def test_compressed_formats_go_to_dgl_without_a_copy(dgl, format, theirs, weight
     assert not weighted or g.edata["v"].data_ptr() == A.data.ctypes.data
 
 
-def test_a_coo_goes_to_dgl_as_source_and_target(dgl):
+def test_a_coo_goes_to_dgl_as_source_and_target_and_sgt_as_csr(dgl):
     A = from_dgl(dgl_graph(), weight="w")
     source, target = to_dgl(A).structure
     assert source.tolist() == [0, 2, 1, 2]
     assert target.tolist() == [1, 1, 0, 1]
     assert source.data_ptr() == A.col.ctypes.data
-
-
-def test_sgt_goes_to_dgl_as_csr(dgl):
     A = from_dgl(dgl_graph(), weight="w", format="sgt")
     kind, (_, indices, _) = to_dgl(A).structure
     assert kind == "csc"

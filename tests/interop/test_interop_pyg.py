@@ -251,12 +251,16 @@ def test_a_data_is_read_with_its_weights(name, dtype, format):
     assert sorted(stored_entries(A)) == sorted(ENTRIES)
 
 
-def test_a_data_is_shared():
+def test_a_data_is_shared_and_goes_round_without_a_copy():
     graph = data(edge_weight=weights())
     A = from_pyg(graph)
     assert A.row.ctypes.data == graph.edge_index[1].data_ptr()
     assert A.col.ctypes.data == graph.edge_index[0].data_ptr()
     assert A.data.ctypes.data == graph.edge_weight.data_ptr()
+    graph = data(edge_weight=weights())
+    back = to_pyg(from_pyg(graph))
+    assert back.edge_index.data_ptr() == graph.edge_index.data_ptr()
+    assert back.edge_weight.data_ptr() == graph.edge_weight.data_ptr()
 
 
 def test_edge_weight_goes_before_edge_attr_and_wide_ones_are_no_values():
@@ -332,13 +336,6 @@ def test_a_data_is_written(weighted, format, dtype):
     assert ("edge_weight" in graph) == weighted
     assert not weighted or str(graph.edge_weight.dtype) == f"torch.{dtype}"
     assert sorted(stored_entries(from_pyg(graph))) == sorted(stored_entries(A))
-
-
-def test_a_data_goes_round_without_a_copy():
-    graph = data(edge_weight=weights())
-    back = to_pyg(from_pyg(graph))
-    assert back.edge_index.data_ptr() == graph.edge_index.data_ptr()
-    assert back.edge_weight.data_ptr() == graph.edge_weight.data_ptr()
 
 
 # Refusals

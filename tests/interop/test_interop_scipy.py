@@ -272,11 +272,14 @@ def test_from_scipy_refuses_dtypes(format, options, error, message):
         from_scipy(foreign(format), **options)
 
 
-def test_indices_that_int32_cannot_hold_are_refused():
+def test_indices_beyond_int32_and_unknown_formats_are_refused():
     M = scipy.sparse.coo_array(([1.0], (np.array([0]), np.array([2**40]))), shape=(1, 2**41))
     assert from_scipy(M).col.tolist() == [2**40]
     with pytest.raises(IndexRangeError, match=f"col holds {2**40}, which int32 cannot"):
         from_scipy(M, index_dtype="int32")
+    unknown = object.__new__(type("Other", (Format,), {"format": "other"}))
+    with pytest.raises(UnsupportedError, match=r"to_scipy got a .*Other: give a COO"):
+        to_scipy(unknown)
 
 
 @pytest.mark.parametrize(
@@ -314,12 +317,6 @@ def test_matrices_on_a_gpu_are_not_moved_in_secret(monkeypatch):
     monkeypatch.undo()
     with pytest.raises(DeviceError, match=re.escape('A.to("cuda") or use to_scipy')):
         to_cupyx(example())
-
-
-def test_a_format_that_is_not_exchanged_is_refused():
-    unknown = object.__new__(type("Other", (Format,), {"format": "other"}))
-    with pytest.raises(UnsupportedError, match=r"to_scipy got a .*Other: give a COO"):
-        to_scipy(unknown)
 
 
 @pytest.mark.gpu

@@ -223,12 +223,9 @@ def test_a_dense_tensor_becomes_the_csr_of_its_nonzeros(dtype):
     assert from_torch(X, dtype="float32").dtype == np.float32
 
 
-def test_a_transposed_dense_tensor_is_read_by_its_strides():
+def test_strides_and_pending_signs_of_dense_tensors_are_kept():
     X = torch.tensor([[0.0, 1.0, 2.0], [3.0, 0.0, 0.0]])
     assert np.array_equal(from_torch(X.T).toarray(), X.T.numpy())
-
-
-def test_a_pending_sign_is_kept():
     X = torch.complex(torch.zeros(2, 2), torch.ones(2, 2)).conj().imag
     assert X.is_neg()
     assert from_torch(X).toarray().tolist() == [[-1, -1], [-1, -1]]

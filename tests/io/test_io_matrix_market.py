@@ -327,12 +327,6 @@ def test_a_fault_is_found_in_any_block(tmp_path, monkeypatch):
             read(path)
 
 
-def test_a_line_without_end_is_refused(tmp_path):
-    path = save(tmp_path, REAL + "1 1 1\n1 1 " + "1" * 5_000_000)
-    with pytest.raises(FileFormatError, match="a line of more than 65536 bytes"):
-        read(path)
-
-
 def test_promises_are_refused_before_anything_is_allocated(tmp_path):
     path = save(tmp_path, REAL + "9 9 500000000\n1 1 1\n")
     tracemalloc.start()
@@ -392,11 +386,14 @@ def test_scipy_reads_what_is_written_and_writes_what_is_read(tmp_path):
     assert np.array_equal(read(tmp_path / "a.mtx").toarray(), B.toarray())
 
 
-def test_errors_are_value_errors_too(tmp_path):
+def test_errors_are_value_errors_and_lines_without_end_are_refused(tmp_path):
     with pytest.raises(ValueError, match="banner"):
         read(save(tmp_path, "nonsense"))
     with pytest.raises(SparseFmtError):
         read(save(tmp_path, "nonsense"))
+    path = save(tmp_path, REAL + "1 1 1\n1 1 " + "1" * 5_000_000)
+    with pytest.raises(FileFormatError, match="a line of more than 65536 bytes"):
+        read(path)
 
 
 def test_an_error_of_a_call_is_not_the_files(tmp_path, monkeypatch):

@@ -275,11 +275,14 @@ def test_bad_test_vertices_are_refused(tmp_path, text, message):
         read_planetoid(tmp_path)
 
 
-def test_a_missing_part_is_a_missing_file(tmp_path):
+def test_missing_parts_and_objects_that_are_no_matrix_are_refused(tmp_path):
     save(tmp_path)
     (tmp_path / "ind.tiny.tx").unlink()
     with pytest.raises(FileNotFoundError, match=r"ind\.tiny\.tx"):
         read_planetoid(tmp_path)
+    raw = b"ccopy_reg\n_reconstructor\n(c__builtin__\nobject\nc__builtin__\nobject\nNtR."
+    with pytest.raises(FileFormatError, match="an object instead of a csr_matrix"):
+        read_planetoid(save(tmp_path, x=raw))
 
 
 def test_two_data_sets_in_a_folder_need_a_name(tmp_path):
@@ -359,9 +362,3 @@ def test_sizes_and_encodings_that_contradict_the_bytes_are_refused(tmp_path):
     ):
         with pytest.raises(FileFormatError, match=message):
             read_planetoid(save(tmp_path, y=changed))
-
-
-def test_objects_that_are_no_matrix_are_refused(tmp_path):
-    raw = b"ccopy_reg\n_reconstructor\n(c__builtin__\nobject\nc__builtin__\nobject\nNtR."
-    with pytest.raises(FileFormatError, match="an object instead of a csr_matrix"):
-        read_planetoid(save(tmp_path, x=raw))

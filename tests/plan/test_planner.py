@@ -158,16 +158,13 @@ def test_of_equal_trees_the_first_is_chosen():
     assert plan(Product((models.graph(), H)), SIZES, CPU).chosen.tree  # of one hop alone
 
 
-def test_a_plan_explains_every_tree():
+def test_a_plan_explains_every_tree_and_pruning_keeps_the_choice():
     found = plan(models.gcn(H), SIZES, CPU)
     text = found.explain()
     for candidate in found.candidates:
         assert text_of(candidate.tree) in text
     assert text.count("CHOSEN") == 1
     assert text.count("beaten by #") == len(found.candidates) - len(found.promoted)
-
-
-def test_pruning_for_these_widths_alone_keeps_the_choice():
     both = plan(models.gcn(H), SIZES, CPU)
     one = plan(models.gcn(H), SIZES, CPU, orders=(SIZES,))
     assert len(one.promoted) < len(both.promoted)

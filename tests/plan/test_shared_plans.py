@@ -84,9 +84,15 @@ def test_the_product_of_own_entries_hides_what_travels_beside_it():
             assert math.isclose(candidate.parts["exchange"], exposed)
 
 
-def test_attention_hides_no_exchange():
+def test_attention_hides_no_exchange_and_sharing_changes_sparse_matrices_alone():
     for candidate in planned("gat", (8, 256), training=True).candidates:
         assert all(e.overlapped is None for s in steps(candidate.tree) for e in s.exchanges(True))
+    shared = over_processes(models.tagcn(H, 1))
+    (hop,) = {f for t in shared.terms for f in t.factors if isinstance(f, Hop)}
+    assert [f.halo for f in hop.factors] == ["", "halo", ""]
+    assert over_processes(H) == H
+    assert isinstance(over_processes(models.gin(H)), Product)
+    assert isinstance(over_processes(models.graph()), Leaf)
 
 
 @given(st.integers(0, 1 << 26), st.integers(1, 2048), st.sampled_from([2, 4, 8]))
@@ -106,15 +112,6 @@ def test_a_graph_of_one_process_has_nothing_to_exchange(name):
         assert "exchange" not in candidate.parts
         assert all(p.kind != "exchange" for p in signature(candidate.tree, training=True))
     assert "exchange" not in found.explain()
-
-
-def test_sharing_changes_sparse_matrices_alone():
-    shared = over_processes(models.tagcn(H, 1))
-    (hop,) = {f for t in shared.terms for f in t.factors if isinstance(f, Hop)}
-    assert [f.halo for f in hop.factors] == ["", "halo", ""]
-    assert over_processes(H) == H
-    assert isinstance(over_processes(models.gin(H)), Product)
-    assert isinstance(over_processes(models.graph()), Leaf)
 
 
 def test_explain_says_what_the_exchange_costs():

@@ -172,16 +172,13 @@ def test_the_gate_allows_a_dtype_its_rounding(small, dtype):
     assert _oracle.complaint(error, X.dtype) is None
 
 
-def test_the_gate_takes_the_columns_that_a_result_has(small):
+def test_the_gate_takes_columns_and_allows_additions_in_turn_their_rounding(small):
     A, X = small
     columns = np.tile(np.uint8([1, 4, 8]), (A.n_rows, 1))
     Y = spmm(A, X)[:, [1, 4, 8]]
     assert _oracle.complaint(_oracle.spmm_error(A, X, Y, columns=columns), X.dtype) is None
     columns[A.lengths.argmax(), 1] = 5
     assert _oracle.complaint(_oracle.spmm_error(A, X, Y, columns=columns), X.dtype)
-
-
-def test_the_gate_allows_additions_in_turn_their_rounding():
     assert _oracle.complaint(2e-5, np.float32)
     assert _oracle.complaint(2e-5, np.float32, in_turn=100_000) is None
     assert _oracle.complaint(2e-5, np.float32, in_turn=10_000)
@@ -265,16 +262,13 @@ def test_graphs_are_recipes_paths_or_of_the_folder(tmp_path, capsys):
         _graphs.load("nowhere.npz", device="cpu")
 
 
-def test_a_mycielskian_has_no_triangle_and_the_known_sizes():
+def test_mycielskians_have_no_triangle_and_roads_few_neighbours():
     for k, (vertices, edges) in {2: (2, 1), 3: (5, 5), 4: (11, 20), 5: (23, 71)}.items():
         A = _graphs.mycielskian(k).toarray()
         assert A.shape == (vertices, vertices)
         assert (A == A.T).all()
         assert A.sum() == 2 * edges
         assert np.trace(A @ A @ A) == 0
-
-
-def test_roads_have_few_neighbours_and_both_directions():
     A = _graphs.roads(40)
     dense = A.toarray()
     assert (dense == dense.T).all()

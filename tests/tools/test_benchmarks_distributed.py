@@ -236,17 +236,14 @@ def test_one_rank_and_bytes_are_judged():
     assert [one.ok for one in targets_of(few, training.EXCHANGE).values()] == [True, False]
 
 
-def test_the_best_replication_moves_as_few_rows_as_the_formula_says():
+def test_memory_and_replication_are_those_of_the_formulas():
+    share = model.Share(10, 100, 0.5, 3)
+    expected = 100 * 8 + 10 * 4 * (5 + 4 * 128) + 3 * (4 * 5 + 2 * 256)
+    assert model.memory(LAYERS, share, features=5, entry=8) == expected
     assert model.replicated(1024, 2) == (1, 1024)
     assert model.replicated(1024, 64) == (4, 1024 * (1 / 4 + 8 / 64))
     for many in (32, 128, 512):
         assert model.replicated(1, many)[1] == pytest.approx((8 / many) ** 0.5, rel=0.01)
-
-
-def test_memory_is_that_of_entries_vertices_and_the_halo():
-    share = model.Share(10, 100, 0.5, 3)
-    expected = 100 * 8 + 10 * 4 * (5 + 4 * 128) + 3 * (4 * 5 + 2 * 256)
-    assert model.memory(LAYERS, share, features=5, entry=8) == expected
 
 
 def test_more_ranks_of_a_random_graph_stop_helping_beyond_a_node():

@@ -430,14 +430,11 @@ def test_wrong_arguments_of_the_other_strategies_are_refused(make, text):
         make()
 
 
-def test_unknown_options_are_type_errors():
+def test_unknown_options_are_type_errors_and_typed_ones_are_read():
     with pytest.raises(TypeError, match="nnz"):
         csr(nnz=3)
     with pytest.raises(TypeError):
         csr((2, 3))
-
-
-def test_typed_options_are_those_that_are_read():
     assert set(MatrixOptions.__annotations__) == {field.name for field in fields(Space)}
 
 
@@ -454,10 +451,13 @@ def test_bfloat16_comes_with_ml_dtypes(monkeypatch):
 A = CSR([0, 2, 2, 3], [1, 0, 1], np.array([2.0, 0.0, -1.0]), shape=(3, 2))
 
 
-def test_oracle_by_hand():
+def test_oracle_by_hand_stays_off_implicit_zeros():
     X = np.array([[1.0, 10.0], [3.0, 0.5]])
     assert spmm_oracle(A, X).tolist() == [[6.0, 1.0], [0.0, 0.0], [-3.0, -0.5]]
     assert spmm_oracle(A.with_data(None), X).tolist() == [[4.0, 10.5], [0.0, 0.0], [3.0, 0.5]]
+    X = np.array([[np.inf], [1.0]])
+    assert np.isnan(spmm_oracle(A, X)[0, 0])  # the explicit zero does touch infinity
+    assert spmm_oracle(A, X)[1:].tolist() == [[0.0], [-1.0]]
 
 
 @pytest.mark.parametrize("name", MATRICES)
@@ -465,12 +465,6 @@ def test_oracle_reads_every_format(name):
     X = np.array([[1.0, 10.0], [3.0, 0.5]])
     assert spmm_oracle(A.asformat(name), X).tolist() == spmm_oracle(A, X).tolist()
     assert sorted(stored_entries(A.asformat(name))) == sorted(stored_entries(A))
-
-
-def test_oracle_stays_off_implicit_zeros():
-    X = np.array([[np.inf], [1.0]])
-    assert np.isnan(spmm_oracle(A, X)[0, 0])  # the explicit zero does touch infinity
-    assert spmm_oracle(A, X)[1:].tolist() == [[0.0], [-1.0]]
 
 
 @pytest.mark.parametrize("X", [np.ones((3, 2)), np.ones(2), np.ones((2, 1, 1))], ids=np.shape)
@@ -481,13 +475,18 @@ def test_oracle_refuses_features_that_do_not_fit(X):
         error_bound(A, X)
 
 
-def test_bound_by_hand():
+def test_bound_by_hand_is_not_so_wide_that_a_lost_entry_fits():
     X = np.array([[1.0], [3.0]], np.float32)
     eps, tiny = 2.0**-23, 2.0**-126
     expected = [[2 * 2 * (6 * eps + tiny)], [0.0], [2 * (3 * eps + tiny)]]
     assert error_bound(A, X).tolist() == expected
     assert error_bound(A, X, factor=1.0)[0, 0] == expected[0][0] / 2
     assert error_bound(A, X, dtype=np.float16)[0, 0] == 4 * (6 * 2.0**-10 + 2.0**-24)
+    X = np.ones((2, 1), np.float32)
+    wrong = spmm_oracle(A, X)
+    wrong[2] = 0
+    with pytest.raises(AssertionError, match=r"1 of 3 cells are off; at \(2, 0\)"):
+        assert_close(wrong, spmm_oracle(A, X), bound=error_bound(A, X))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
@@ -500,14 +499,6 @@ def test_bound_covers_sums_in_any_order(dtype, data):
     for row, col, value in data.draw(st.permutations(stored_entries(A))):
         Y[row] += dtype(value) * X[col]
     assert_close(Y, spmm_oracle(A, X), bound=error_bound(A, X))
-
-
-def test_bound_is_not_so_wide_that_a_lost_entry_fits():
-    X = np.ones((2, 1), np.float32)
-    wrong = spmm_oracle(A, X)
-    wrong[2] = 0
-    with pytest.raises(AssertionError, match=r"1 of 3 cells are off; at \(2, 0\)"):
-        assert_close(wrong, spmm_oracle(A, X), bound=error_bound(A, X))
 
 
 def test_dot_bound_grows_with_the_magnitudes_and_covers_the_law():
@@ -529,11 +520,6 @@ def test_special_values_are_close_to_themselves_only(actual, expected):
         assert_close([0, actual], [0, expected], bound=0.25)
 
 
-def test_shapes_must_agree_before_values_are_compared():
-    with pytest.raises(AssertionError, match="shapes differ"):
-        assert_close(np.zeros((1, 2)), np.zeros(2), bound=1)
-
-
 @pytest.mark.parametrize(
     ("other", "text"),
     [
@@ -549,11 +535,13 @@ def test_matrices_that_differ_are_told_apart(other, text):
         assert_same_matrix(A, other)
 
 
-def test_matrices_are_the_same_in_any_format_order_and_dtype():
+def test_matrices_are_the_same_in_any_format_and_of_one_shape():
     assert_same_matrix(A, A.tosgt((2, 1)))
     assert_same_matrix(A, A.astype(np.float16, index_dtype=np.int64))
     nan = A.with_data(np.full(3, np.nan))
     assert_same_matrix(nan, nan.tocsc())
+    with pytest.raises(AssertionError, match="shapes differ"):
+        assert_close(np.zeros((1, 2)), np.zeros(2), bound=1)
 
 
 # Documentation
@@ -705,16 +693,13 @@ print("done")
     assert python(code) == ["done"]
 
 
-def test_registering_here_and_twice_is_harmless():
+def test_registering_twice_is_harmless_and_other_modules_are_left_alone(monkeypatch):
     before = list(sys.meta_path)
     testing_plugin.register()
     testing_plugin.register()
     assert sys.meta_path == before
     for kind in CLASSES.values():
         assert type(find(st.from_type(kind), lambda A: True, settings=searching)) is kind
-
-
-def test_watch_leaves_other_modules_and_missing_ones_alone(monkeypatch):
     watch = testing_plugin._Watch(["sparsefmt.nothing"])
     assert watch.find_spec("json", None) is None
     assert watch.find_spec("sparsefmt.nothing", None) is None
