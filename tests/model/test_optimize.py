@@ -163,7 +163,10 @@ def test_layers_with_other_options_run_as_they_did(name):
     graph, x = square(weighted=True), features(6)
     layer = OURS[name](6, 4).double().eval()  # whose samples are not drawn anew
     expected = results(copy.deepcopy(layer), x, graph)
-    assert not optimize(layer, graph).layers
+    found = optimize(layer, graph)
+    assert not found.layers
+    why = "" if name.startswith("attention") else "its options are computed by its own"
+    assert f"runs as it did, since {why}" in found.explain()
     assert_same(results(layer, x, graph), expected)
 
 
@@ -268,7 +271,7 @@ def test_it_trains_with_the_same_dropout_and_then_evaluates():
     assert_same(*losses)
 
 
-@pytest.mark.parametrize("change", ["graph", "dtype", "rows", "edge weights", "k", "autocast"])
+@pytest.mark.parametrize("change", ["graph", "dtype", "rows", "edge weights"])
 def test_a_stale_plan_is_never_used(change):
     layer, graph, x = GCNConv(12, 4).double(), square(), features(12)
     optimize(layer, graph, x=x.detach())
@@ -281,12 +284,7 @@ def test_a_stale_plan_is_never_used(change):
         arguments = [torch.cat([x, x]), make_graph(2 * N, 2 * N, 300)]
     elif change == "edge weights":
         arguments.append(torch.rand(graph.nnz, dtype=torch.float64))
-    elif change == "k":
-        layer.k = 2
-    with torch.autocast("cpu", torch.bfloat16, enabled=change == "autocast"):
-        found = layer(*arguments)
-        expected = unplanned(layer)(*arguments)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(layer(*arguments), unplanned(layer)(*arguments))
 
 
 def test_a_wrong_call_is_refused_as_the_layer_refuses_it():

@@ -58,50 +58,50 @@ def assert_alike(expected, found):
         assert torch.allclose(found[key], one, rtol=0, atol=1e-10)
 
 
-def pair(build, given, *more, device):
-    """Models with PyG's layers and with ours, with equal parameters, and what runs them.
+def runner(given, *more):
+    """Return what runs a model of these types, and draws what waited for a width."""
 
-    The first call draws those that waited for a width.
-    """
-
-    def run(model, x):
+    def run(model, x=given.x_dict):
+        torch.manual_seed(6)
         found = model(x, given.edge_index_dict, *more)
         return {key: y for key, y in found.items() if y is not None}
 
+    return run
+
+
+def pair(build, run, device):
+    """Models with PyG's layers and with ours, with equal parameters."""
     models = []
     for lib in (pyg, nn):
         torch.manual_seed(5)
         models.append(build(lib).double().to(device))
-        torch.manual_seed(6)
-        run(models[-1], given.x_dict)
+        run(models[-1])
     theirs, ours = models
     state = theirs.state_dict()
     assert list(state) == list(ours.state_dict())
     assert all(torch.equal(one, state[key]) for key, one in ours.state_dict().items())
     ours.load_state_dict(state)
-    return theirs, ours, run
+    return theirs, ours
 
 
 def assert_trains_alike(theirs, ours, run, features):
     """Results, and the gradients of all parameters and features."""
-    gradients = []
+    steps = []
     for model in (theirs, ours):
-        model.zero_grad()
         leaves = {key: x.detach().clone().requires_grad_() for key, x in features.items()}
-        found = run(model, leaves)
-        sum((k + 1) * (y**2).sum() for k, y in enumerate(found.values())).backward()
-        gradients.append((found, [x.grad for x in (*model.parameters(), *leaves.values())]))
-    assert_alike(*(found for found, _ in gradients))
-    for one, other in zip(*(grads for _, grads in gradients), strict=True):
-        wanted = torch.zeros(()) if one is None else one
-        assert torch.allclose(torch.zeros(()) if other is None else other, wanted, atol=1e-9)
+        found, wanted = run(model, leaves), [*model.parameters(), *leaves.values()]
+        loss = sum((k + 1) * (y**2).sum() for k, y in enumerate(found.values()))
+        steps.append((found, torch.autograd.grad(loss, wanted, materialize_grads=True)))
+    assert_alike(*(found for found, _ in steps))
+    for one, other in zip(*(grads for _, grads in steps), strict=True):
+        assert torch.allclose(other, one, atol=1e-9)
 
 
 @pytest.mark.parametrize("aggr", ["sum", "mean", "max", "cat", None])
 def test_hetero_conv_is_pyg_s(device, aggr):
     given = data(device=device)
-    build = lambda lib: pyg.HeteroConv(relations(lib), aggr=aggr)  # noqa: E731
-    theirs, ours, run = pair(build, given, device=device)
+    run = runner(given)
+    theirs, ours = pair(lambda lib: pyg.HeteroConv(relations(lib), aggr=aggr), run, device)
     if aggr is None:
         assert_alike(run(theirs, given.x_dict), run(ours, given.x_dict))
     else:
@@ -118,12 +118,11 @@ def of_edges(lib):
 
 def test_hetero_conv_hands_on_features_of_edges(device):
     given = data(device=device)
-    theirs, ours, _ = pair(of_edges, given, given.edge_attr_dict, device=device)
 
-    def run(model, x):
+    def run(model, x=given.x_dict):
         return model(x, given.edge_index_dict, edge_attr_dict=given.edge_attr_dict)
 
-    assert_trains_alike(theirs, ours, run, given.x_dict)
+    assert_trains_alike(*pair(of_edges, run, device), run, given.x_dict)
 
 
 class Residual(torch.nn.Module):
@@ -156,11 +155,12 @@ class Residual(torch.nn.Module):
 @pytest.mark.parametrize("kind", ["sage", "gin", "gine", "gat", "gatv2", "transformer"])
 def test_to_hetero_takes_our_layers_as_pyg_s(device, kind, aggr):
     given = data(device=device)
+    run = runner(given, given.edge_attr_dict)
 
     def build(lib):
         return pyg.to_hetero(Residual(lib, kind), given.metadata(), aggr=aggr)
 
-    theirs, ours, run = pair(build, given, given.edge_attr_dict, device=device)
+    theirs, ours = pair(build, run, device)
     assert sum(type(one).__module__ == "sparsefmt.nn" for one in ours.modules()) == 8
     assert_trains_alike(theirs, ours, run, given.x_dict)
 
@@ -176,16 +176,12 @@ def test_what_to_hetero_made_is_pyg_s_with_our_layers(device, kind, when):
         models[-1].to(device)
     theirs, ours = models
 
-    def run(model, x):
-        found = model(x, given.edge_index_dict, given.edge_attr_dict)
-        return {key: y for key, y in found.items() if y is not None}
-
+    run = runner(given, given.edge_attr_dict)
     for model in (*models, None) if when == "drawn" else (None, *models):
         if model is None:
             report = replace_layers(ours)
         else:
-            torch.manual_seed(6)
-            run(model, given.x_dict)  # draws what waited for a width
+            run(model)  # draws what waited for a width
     assert len(report.replaced) == 8
     assert not report.left
     ours.load_state_dict(theirs.state_dict())

@@ -219,6 +219,16 @@ def test_attention_reads_none_of_the_graphs_own_values(device, name):
     assert torch.equal(layer(x, weighted, **more), layer(x, Graph(csr).to(device), **more))
 
 
+WIDE = torch.ones(N, N + 1).to_sparse()
+SEVERAL = torch.zeros(3, 2, dtype=torch.long)
+
+
+@pytest.mark.parametrize("wrong", [None, [[0], [1]], torch.ones(2, 3), SEVERAL, SEVERAL[0]])
+def test_what_is_no_graph_is_refused_by_the_arguments_name(name, wrong):
+    with pytest.raises(DtypeError, match=r"^edge_index is a .*: give a sparsefmt.Graph, such as"):
+        made(name)(numbers(N, FEAT), wrong)
+
+
 @pytest.mark.parametrize("name", sorted(LAYERS.keys() - {"rgcn"}), indirect=True)
 def test_features_that_do_not_fit_are_refused(name):
     layer, graph, x = made(name), graph_of("some"), numbers(N, FEAT).detach()
@@ -231,8 +241,9 @@ def test_features_that_do_not_fit_are_refused(name):
         (lambda: (x.numpy(), graph), DtypeError, "x is a ndarray: give a torch.Tensor"),
         (lambda: (x.tolist(), graph), DtypeError, "x is a list: give a torch.Tensor"),
         (lambda: (x.to("meta"), graph), DeviceError, "x is on meta but the graph is on cpu"),
-        (lambda: (x, make_graph(9, 6, 40)), ShapeError, r"graph has shape \(9, 6\): a layer"),
+        (lambda: (x, make_graph(9, 6, 40)), ShapeError, r"^graph has shape \(9, 6\): a layer"),
         (lambda: (x, graph.csr), DtypeError, "edge_index is a CSR: give a sparsefmt"),
+        (lambda: (x, WIDE), ShapeError, rf"^edge_index has shape \({N}, {N + 1}\): a layer needs"),
     ]
     if "gcn" not in name:
         cases.append((lambda: (x.to_sparse(), graph), UnsupportedError, "x has layout torch.sp"))

@@ -33,8 +33,8 @@ def test_one_edge_feature_may_come_without_an_axis(device):
 @BOTH
 def test_dropout_is_for_training_only(device, name):
     graph, x = graph_of("some", device), features(device).detach()
-    layer = LAYERS[name](F_IN, 64, heads=2, dropout=0.5).to(device)
-    plain = LAYERS[name](F_IN, 64, heads=2).to(device)
+    layer = LAYERS[name](F_IN, 8, heads=2, dropout=0.5).to(device)
+    plain = LAYERS[name](F_IN, 8, heads=2).to(device)
     plain.load_state_dict(layer.state_dict())
     torch.manual_seed(7)
     first, second = layer(x, graph), layer(x, graph)

@@ -102,15 +102,6 @@ def test_layers_take_over_all_options(name):
     assert_alike(theirs, ours, X, INDEX, *args)
 
 
-def test_lazy_layers_wait_for_their_widths():
-    theirs, ours = pyg.SAGEConv((-1, -1), 8).double(), pyg.SAGEConv((-1, -1), 8).double()
-    ours = replace_layers(ours).model
-    for layer in (theirs, ours):
-        torch.manual_seed(3)
-        layer(X, INDEX)
-    assert_alike(theirs, ours, X, INDEX)
-
-
 class OwnConv(pyg.GCNConv):
     """A class of the user's."""
 
