@@ -150,12 +150,21 @@ def test_convert_overwrites_when_forced(folder, sparsefmt):
     assert graph_io.read("graph.npz") == graph_io.read("small.mtx")
 
 
-@pytest.mark.parametrize("arguments", [[], ["-o", "a.svg"], ["--output", "b.PDF", "--tile", "4x4"]])
-def test_plot_writes_a_picture(folder, sparsefmt, arguments):
-    done = sparsefmt("plot", "graph.npz", *arguments)
-    name = arguments[1] if arguments else "spy.png"
-    assert (done.code, done.out, done.err) == (0, f"wrote {name}\n", "")
-    assert Path(name).stat().st_size > 5000
+DRAWN = {
+    "plot graph.npz": "spy.png",
+    "plot graph.npz -o a.svg": "a.svg",
+    "plot graph.npz --output b.PDF --tile 4x4": "b.PDF",
+    "plan graph.npz --widths 64,7 -o c.png": "c.png",
+}
+
+
+@pytest.mark.parametrize("command", DRAWN)
+def test_commands_draw_pictures(folder, sparsefmt, command):
+    done = sparsefmt(*command.split())
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines()[-1].startswith(f"wrote {DRAWN[command]}")
+    assert command.startswith("plan") or done.out == f"wrote {DRAWN[command]}\n"
+    assert Path(DRAWN[command]).stat().st_size > 5000
 
 
 def test_the_demo_s_picture_names_the_features_that_were_multiplied(tmp_path, monkeypatch):
