@@ -96,7 +96,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_order)
     numbers: dict[tuple[str, str], dict[str, int]] = {}
     for item in items:
-        if _is_compiled(item) and _rare(item) == {"float64", "int64"}:
+        if item.path.parent.name in _COMPILED and _rare(item) == {"float64", "int64"}:
             item.add_marker("grid")
         for mark in item.iter_markers("covering"):
             values = item.callspec.params  # type: ignore[attr-defined]
