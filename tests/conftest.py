@@ -80,7 +80,8 @@ def _is_compiled(item: pytest.Item) -> bool:
 def _rare(item: pytest.Item) -> set[str]:
     """Find the dtypes among the parameters for which `make test` compiles no loop of its own."""
     values = item.callspec.params.values() if hasattr(item, "callspec") else ()
-    names = {getattr(value, "__name__", str(value)).removeprefix("torch.") for value in values}
+    dtypes = (v for v in values if isinstance(v, type | str) or type(v).__name__ == "dtype")
+    names = {getattr(value, "__name__", str(value)).removeprefix("torch.") for value in dtypes}
     return names & {"float64", "int64"}
 
 
