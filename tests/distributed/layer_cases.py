@@ -3,6 +3,7 @@
 import math
 from copy import deepcopy
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from dist_cases import FEAT, N, edges_of, here, numbers, shared_out, worst
@@ -98,31 +99,26 @@ def layer(group: Any, name: str, graph: str, bounds: str) -> float:
 
 def layer_of_squares(group: Any, name: str, graph: str, bounds: str) -> float:
     """The same difference where rows without entries stand for vertices of others, as on a GPU."""
-    real = _inputs.takes_rows_too_many
-    _inputs.takes_rows_too_many = lambda x: True
-    try:
+    with patch.object(_inputs, "takes_rows_too_many", lambda x: True):
         return layer(group, name, graph, bounds)
-    finally:
-        _inputs.takes_rows_too_many = real
+
+
+def lost_halo() -> Any:
+    """Let each exchange bring NaN."""
+    real = Halo.receive
+    return patch.object(Halo, "receive", lambda halo, received: real(halo, received) * math.nan)
 
 
 def layer_of_a_lost_halo(group: Any, name: str) -> float:
     """The same difference where each exchange brings NaN."""
-    real = Halo.receive
-    Halo.receive = lambda halo, received: real(halo, received) * math.nan
-    try:
+    with lost_halo():
         return layer(group, name, "random", "balanced")
-    finally:
-        Halo.receive = real
 
 
 def layer_while_debugging(group: Any, name: str) -> float:
     """The same difference where ranks compare what they are given."""
-    checks.DEBUG = True
-    try:
+    with patch.object(checks, "DEBUG", True):
         return layer(group, name, "random", "empty ranks")
-    finally:
-        checks.DEBUG = False
 
 
 def run(

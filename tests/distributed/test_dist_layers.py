@@ -1,7 +1,8 @@
-"""Layers over ranks are those of one process: results, and gradients of features and weights."""
+"""Products and layers over ranks are those of one process, gradients too."""
 
 import math
 
+import dist_cases
 import layer_cases
 import pytest
 from dist_cases import BOUNDS, GRAPHS
@@ -37,3 +38,13 @@ def test_attention_over_rows_without_entries_is_that_of_one_process(ranks, name)
     places = zip(GRAPHS, (2, 3, 4, 2, 3), (*BOUNDS, "one each"), strict=True)
     for graph, count, bounds in places:
         assert max(ranks.run(count, layer_cases.layer_of_squares, name, graph, bounds)) < 1e-10
+
+
+@pytest.mark.covering("graph", "bounds", "count", one_in=4)
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+@pytest.mark.parametrize("bounds", BOUNDS)
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_a_product_over_ranks_is_that_of_one_process(ranks, graph, bounds, count):
+    for reduce, weighted, scaled in (("sum", True, True), ("mean", False, True), ("sum", 0, 0)):
+        case = dist_cases.product, graph, bounds, reduce, weighted, scaled
+        assert max(ranks.run(count, *case)) < 1e-12

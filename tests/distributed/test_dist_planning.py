@@ -2,17 +2,18 @@
 
 import math
 from copy import deepcopy
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 from dist_cases import BOUNDS, FEAT, GRAPHS, N, edges_of, numbers, said_of, shared_out, worst
+from layer_cases import lost_halo
 from ranks import on_ranks
 from torch.nn import Linear, Module, ReLU, Sequential
 
 from sparsefmt import nn, optimize
 from sparsefmt.distributed import DistGraph, sum_gradients
-from sparsefmt.distributed.halo import Halo
 from sparsefmt.model import optimizing
 from sparsefmt.model.program import Program
 from sparsefmt.plan.pricing import Constants
@@ -111,25 +112,18 @@ def test_every_composition_over_ranks_is_the_layer_of_one_process(
 @pytest.mark.parametrize("name", ["gcn", "sage", "gat"])
 @on_ranks(2)
 def test_a_planned_model_that_receives_nan_is_found_out(group, name):
-    real = Halo.receive
-    Halo.receive = lambda halo, received: real(halo, received) * math.nan
-    try:
+    with lost_halo():
         assert max(differences(group, name, "random", "balanced", False)) == math.inf
-    finally:
-        Halo.receive = real
 
 
 def choices(group, name, graph, bounds, training):
     """What a rank says of its plan; ranks have constants of their own."""
     (shared, rows, _), rank = of_ranks(group, graph, bounds), dist.get_rank(group)
-    real = optimizing.constants_of
-    optimizing.constants_of = lambda device: scaled(real(device), 10.0**rank)
-    try:
-        x = numbers(N, FEAT)[rows].clone()
+    real, x = optimizing.constants_of, numbers(N, FEAT)[rows].clone()
+    slower = lambda device: scaled(real(device), 10.0**rank)  # noqa: E731
+    with patch.object(optimizing, "constants_of", slower):
         found = optimize(Net(name), shared, x=x, training=training, steps=5)
         return [found.explain(), *(str(found).splitlines())]
-    finally:
-        optimizing.constants_of = real
 
 
 def scaled(constants, factor):

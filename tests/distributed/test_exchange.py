@@ -3,6 +3,7 @@
 import gc
 import math
 from functools import partial
+from unittest.mock import patch
 from weakref import ref
 
 import pytest
@@ -383,11 +384,8 @@ def test_a_rank_that_runs_out_of_memory_tells_the_others(group):
                 raise error
             return real(*_)
 
-        graph_module.halo_of = fails
-        try:
+        with patch.object(graph_module, "halo_of", fails):
             kind, text = said_of(lambda: shared_graph(group))
-        finally:
-            graph_module.halo_of = real
         if who:
             assert (kind, text) == (type(error).__name__, str(error))
         else:
@@ -421,8 +419,7 @@ def test_products_that_differ_between_ranks_are_named_while_debugging(group):
         "the call is an exchange": lambda: graph.spmm(x, reduce=other),
         "x.shape[1:] is (4,)": lambda: graph.extended(x[:, 1:] if odd else x),
     }
-    checks.DEBUG = True
-    try:
+    with patch.object(checks, "DEBUG", True):
         said = assert_told(cases.values(), cases, group)
         dist_spmm(graph, x)
         if odd:
@@ -434,8 +431,6 @@ def test_products_that_differ_between_ranks_are_named_while_debugging(group):
             said += assert_told([lambda: dist_spmm(graph, x)], words, group)
         wanted = graph.rows_of(spmm(whole, numbers(N, FEAT)))
         assert worst([(dist_spmm(graph, x.clone()), wanted)]) < 1e-12
-    finally:
-        checks.DEBUG = False
     return said
 
 
