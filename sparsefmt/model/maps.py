@@ -1,8 +1,10 @@
 """Maps of layers: which may be read as a weight and a bias, and which have to be called."""
 
+import sys
+
 import torch
 from torch import Tensor
-from torch.nn import Linear, Module, Parameter
+from torch.nn import Linear, Module, Parameter, Sequential
 from torch.nn.modules import module as modules
 
 #: Hooks of all modules, by their kind: torch 2.6 has no function that asks for any.
@@ -11,15 +13,19 @@ _GLOBAL_HOOKS = [
     for kind in ("forward_pre", "forward", "backward_pre", "backward")
 ]
 _TENSORS = (Tensor, Parameter)
-_FORWARD = Linear.forward
+#: What torch's classes define, unless somebody has patched them.
+_FORWARDS = {Linear: Linear.forward, Sequential: Sequential.forward}
+_CALL = Module.__call__
 #: PyG's own linear map, which may not be there to be imported.
 _OF_PYG = "torch_geometric.nn.dense.linear", "Linear"
 
 
 def calls_forward_alone(module: Module, kind: type[Module] = Linear) -> bool:
-    """Return True if a call of a module of that very class runs its forward alone, and no hooks."""
+    """Return True if a call of a module of that very class runs torch's forward, and no hooks."""
     return type(module) is kind and not (
-        module._forward_hooks
+        kind.forward is not _FORWARDS[kind]
+        or Module.__call__ is not _CALL
+        or module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
@@ -37,10 +43,12 @@ def read_map(layer: Module | None) -> tuple[Tensor, Tensor | None] | None:
     with plain parameters, none that are computed, pruned, quantised or not yet made.
     """
     kind = type(layer)
+    if Module.__call__ is not _CALL:
+        return None
     if kind is Linear:
-        if Linear.forward is not _FORWARD:  # patched for all of them
+        if Linear.forward is not _FORWARDS[Linear]:  # patched for all of them
             return None
-    elif (kind.__module__, kind.__qualname__) != _OF_PYG:
+    elif (kind.__module__, kind.__qualname__) != _OF_PYG or _is_patched(kind):
         return None
     attributes = layer.__dict__  # a module's attributes take 0.3 µs each
     if (
@@ -63,6 +71,15 @@ def read_map(layer: Module | None) -> tuple[Tensor, Tensor | None] | None:
     if type(bias) not in _TENSORS and not _is_traced(bias):
         return None
     return (weight, bias) if bias.shape == weight.shape[:1] else None
+
+
+def _is_patched(kind: type[Module]) -> bool:
+    """Return True if the forward of a class is not the one that its module defines."""
+    code = getattr(kind.forward, "__code__", None)
+    return code is None or code.co_filename != sys.modules[kind.__module__].__file__
+
+
+_is_patched._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _is_traced(value: object) -> bool:

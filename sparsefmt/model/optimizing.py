@@ -203,7 +203,8 @@ def optimize(
     and in the capture of a CUDA graph if not planned before.  On a DistGraph layers are planned, by
     predictions in every mode and by the constants of the first rank; the order of vertices, tiles
     and captures stay.  The model runs with ``x``, once or as often as it is timed, with its hooks;
-    what it writes to itself and draws is put back.  An error leaves the model as it was.
+    what it writes to itself, but for ``__slots__``, and draws is put back.  An error leaves the
+    model as it was.
 
     What is written through NumPy or in place through ``x.data``, or on a GPU through a GINConv's
     ``eps.data``, is not seen, since torch counts no version of it: write to the tensor itself.

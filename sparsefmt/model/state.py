@@ -310,9 +310,7 @@ class Snapshot:
         tensors = [*model.parameters(), *model.buffers()]
         tensors += [value for value in values if isinstance(value, Tensor)]
         unique = {
-            id(t): t
-            for t in tensors
-            if not (is_lazy(t) or t.is_inference() or t.is_meta) and t.layout is torch.strided
+            id(t): t for t in tensors if not (is_lazy(t) or t.is_inference() or t.is_meta)
         }
         self._tensors = [(t, t.detach().clone()) for t in unique.values()]
         self._gradients = [(p, p.grad) for p in model.parameters()]
@@ -329,7 +327,7 @@ class Snapshot:
             parameter.grad = gradient
         with torch.no_grad():
             for tensor, before in self._tensors:
-                if not _same_values(tensor, before).all():
+                if tensor.layout is not torch.strided or not _same_values(tensor, before).all():
                     tensor.copy_(before)
 
 
@@ -343,6 +341,10 @@ def _contents(place: object) -> Any:
         return [*place]
     if isinstance(place, set):
         return {*place}
+    if isinstance(place, bytearray):
+        return bytes(place)
+    if isinstance(place, np.ndarray):
+        return place.copy() if place.flags.writeable else None
     contents = place if isinstance(place, dict) else getattr(place, "__dict__", None)
     return dict(contents) if isinstance(contents, dict) else None
 
@@ -351,6 +353,8 @@ def _same(now: Any, before: Any) -> bool:
     """Return True if a place holds the same objects as before, in their order."""
     if isinstance(before, set):
         return bool(now == before)
+    if isinstance(before, bytes | np.ndarray):
+        return False  # cheaper written to than compared
     if isinstance(before, dict):
         return [*now] == [*before] and all(now[key] is before[key] for key in before)
     return len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
@@ -362,6 +366,9 @@ def _fill(place: Any, before: Any) -> None:
         for name in attributes(place):
             del vars(place)[name]
         vars(place).update(before)
+        return
+    if isinstance(before, bytes | np.ndarray):
+        place[... if isinstance(before, np.ndarray) else slice(None)] = before
         return
     into: Any = place if isinstance(place, list | deque | dict | set) else vars(place)
     into.clear()

@@ -408,6 +408,25 @@ def two_layers():
     return Model(run, first=GCNConv(6, 6), last=GCNConv(6, 6))
 
 
+def test_what_a_model_writes_to_itself_is_put_back():
+    def run(self, x, graph):
+        self.calls += 1
+        self.total += 1
+        self.log.append(1)
+        self.mask.mul_(2)
+        self.seen += 1
+        return self.layer(x, graph)
+
+    model = Model(run, layer=GCNConv(6, 6))
+    model.calls, model.total, model.log = 0, np.zeros(2), bytearray()
+    model.register_buffer("mask", torch.eye(3).to_sparse())
+    model.register_buffer("seen", torch.zeros(()))
+    optimize(model, square(), x=features(6).float())
+    assert (model.calls, len(model.log), float(model.seen)) == (0, 0, 0)
+    assert not model.total.any()
+    assert torch.equal(model.mask.to_dense(), torch.eye(3))
+
+
 @pytest.mark.parametrize("call", [1, 3, 9, 12])
 def test_an_error_leaves_the_model_as_it_was(monkeypatch, call):
     graph, x = square(), features(6).float()

@@ -269,6 +269,26 @@ def test_a_forward_set_on_all_linear_maps_runs(monkeypatch):
     assert not layer(torch.ones(3, 4), torch.tensor([[0, 1], [1, 2]])).any()
 
 
+def test_a_method_patched_on_a_class_of_maps_runs(monkeypatch):
+    x, edges = torch.ones(3, 4), torch.tensor([[0, 1, 2], [1, 2, 2]])
+    gin, sage = nn.GINConv(Sequential(Linear(4, 4))), nn.SAGEConv(4, 4, bias=False)
+    sage.lin_l, sage.lin_r = pyg.dense.Linear(4, 4), pyg.dense.Linear(4, 4, bias=False)
+    for layer, kind, name in (
+        *((gin, Sequential, "forward"), (sage, pyg.dense.Linear, "forward")),
+        *((gin, Module, "__call__"), (nn.GCNConv(4, 4, bias=False), Module, "__call__")),
+    ):
+        expected, own = 2 * layer(x, edges), getattr(kind, name)
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                kind,
+                name,
+                lambda *args, own=own, kind=kind: (
+                    2 * own(*args) if type(args[0]) is kind or kind is Module else own(*args)
+                ),
+            )
+            assert not torch.allclose(layer(x, edges), expected / 2)
+
+
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("name", ["GCNConv", "SAGEConv", "GINConv", "GATConv"])
 def test_a_step_set_on_an_instance_counts(name, step):

@@ -106,9 +106,9 @@ class Structure(Deciding):
         if len(shared) >= MAX_SHARED:
             shared.clear()
         decided: dict[Hashable, Any] = shared.setdefault((name, key), {})
-        self.decided[name] = decided
         arrays = self.indptr, self.indices, self.start, self.slot, self.cut, self.long
-        self.values = 0, *arrays, self.nnz
+        self.values = 0, *arrays, self.nnz  # first: another thread may launch what it finds below
+        self.decided[name] = decided
         return decided
 
 
