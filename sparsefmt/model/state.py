@@ -309,9 +309,7 @@ class Snapshot:
         values = holdings(None, (model,)).reached
         tensors = [*model.parameters(), *model.buffers()]
         tensors += [value for value in values if isinstance(value, Tensor)]
-        unique = {
-            id(t): t for t in tensors if not (is_lazy(t) or t.is_inference() or t.is_meta)
-        }
+        unique = {id(t): t for t in tensors if not (is_lazy(t) or t.is_inference() or t.is_meta)}
         self._tensors = [(t, t.detach().clone()) for t in unique.values()]
         self._gradients = [(p, p.grad) for p in model.parameters()]
         places = [*values, *(module._buffers for module in model.modules())]

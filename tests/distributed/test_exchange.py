@@ -251,6 +251,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence_that_says_the_mend(group):
 def of_graphs(graph, whole, group):
     """What no graph of ranks is made of."""
     short = [min(bound, N - 1) for bound in graph.bounds]
+    floats = [float(bound) for bound in graph.bounds]
     wide = Graph.from_edge_index(edges_of("random"), num_nodes=(N + 1, N))
     weighted = whole.with_data(numbers(whole.nnz).numpy())
 
@@ -263,6 +264,7 @@ def of_graphs(graph, whole, group):
         (made(exchange_dtype=torch.float8_e5m2), "DtypeError", "exchange_dtype"),
         (made(source_bounds=3), "ShapeError", "bounds"),
         (lambda: DistGraph.of(whole, graph.bounds[1:], group), "ShapeError", "bounds"),
+        (lambda: DistGraph.of(whole, floats, group), "ShapeError", "bounds is"),
         (lambda: DistGraph.of(weighted, graph.bounds, group), "UnsupportedError", "values"),
         (lambda: DistGraph.of(whole.csr, graph.bounds, group), "DtypeError", "graph is a CSR"),
         (lambda: DistGraph.of(whole, short, group), "ShapeError", "bounds end at"),

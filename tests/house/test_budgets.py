@@ -10,36 +10,36 @@ from test_architecture import FUNCTION, KERNELS, PACKAGE, SOURCES, imports, modu
 #: Most lines of Python and CUDA C++ directly in each folder.  To raise one takes a paragraph in
 #: docs/decisions that says what the lines buy.
 BUDGETS = {
-    ".": 1670,
-    "autograd": 2910,
-    "autograd/engine": 1150,
-    "autograd/tensors": 1800,
+    ".": 1660,
+    "autograd": 2900,
+    "autograd/engine": 1145,
+    "autograd/tensors": 1810,
     "cli": 1360,
-    "distributed": 1510,
+    "distributed": 1515,
     "distributed/job": 900,
     "distributed/parts": 970,
     "formats": 3230,
     "graph": 1080,
     "interop": 1280,
     "io": 2140,
-    "model": 3340,
+    "model": 3380,
     "nn": 3770,
     "ops": 60,
     "ops/attention": 1335,
     "ops/attention/gat": 2030,
     "ops/attention/pairwise": 1490,
     "ops/cbsr": 2630,
-    "ops/edges": 1220,
-    "ops/engine": 3910,
+    "ops/edges": 1225,
+    "ops/engine": 3920,
     "ops/gcn": 820,
     "ops/matmul": 2690,
     "ops/messages": 930,
     "ops/sampling": 1610,
-    "ops/tiles": 2660,
+    "ops/tiles": 2480,
     "plan": 1710,
     "testing": 890,
 }
-MAX_TOTAL = 50900
+MAX_TOTAL = 50850
 MAX_FILES = 14  #: of a folder
 MAX_ANY = 0.05  #: share of parameters typed ``Any``
 
