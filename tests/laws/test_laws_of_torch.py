@@ -34,7 +34,7 @@ PATHS = {"spmm", "gat_aggregate", "maxk_aggregate", "sampled_aggregate", "aggreg
 
 
 def traced(*names):
-    """Parametrise by the calls that are traced, but for the first of these functions in the grid."""
+    """Parametrise by calls: the first of these functions, and all others in the grid."""
     often = [FIRST[name] for name in names]
     return pytest.mark.parametrize(
         "call",
