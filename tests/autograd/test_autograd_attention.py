@@ -28,11 +28,8 @@ from sparsefmt import CSR, Graph  # noqa: E402
 from sparsefmt.autograd import (  # noqa: E402
     attention,
     dot_aggregate,
-    edge_softmax,
     gat_aggregate,
     gatv2_aggregate,
-    sddmm,
-    spmm,
 )
 from sparsefmt.autograd.attention import gat_of_vectors  # noqa: E402
 from sparsefmt.autograd.engine import precision  # noqa: E402
@@ -82,17 +79,6 @@ def test_scores_may_be_float32_beside_two_bytes(device, dtype):
         assert [one.dtype for one in found] == [one.dtype for one in some]
 
 
-def test_attention_is_a_composition_of_the_other_functions(device):
-    graph = make_graph(40, 30, 300, device=device)
-    q, k, v = tensors(device, (40, 8), (30, 8), (30, 8))
-    p = edge_softmax(graph, sddmm(graph, q, k) * 0.25)
-    results = []
-    for y in (dot_aggregate(graph, q, k, v, scale=0.25), spmm(graph, v, p)):
-        results.append([y, *torch.autograd.grad(y.square().sum(), (q, k, v))])
-    for mine, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(mine, theirs)
-
-
 def test_a_tensor_may_be_given_for_all(device):
     graph = make_graph(9, 9, 40, device=device)
     (x,) = tensors(device, (9, 4))
@@ -127,9 +113,6 @@ def test_large_scores_neither_overflow_nor_vanish(device, kind):
         )
 
 
-# Dropout
-
-
 def test_the_mask_depends_on_the_seed_the_entry_and_the_head_alone(device):
     """One entry a row, whose weight is 1: what is left is the mask."""
     n, heads = 400, 3
@@ -145,67 +128,6 @@ def test_the_mask_depends_on_the_seed_the_entry_and_the_head_alone(device):
         torch.testing.assert_close(y[y != 0], torch.full_like(y[y != 0], 4 / 3))
         mask = {"dropout": 0.25, "seed": torch.tensor([(seed + 2**63) % 2**64 - 2**63]).to(device)}
         assert torch.equal(y, gat_aggregate(graph, h, scores, scores, **mask))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_without_a_seed_torch_draws_it(device, kind):
-    graph = make_graph(40, 30, 300, device=device)
-    given = tensors(device, *shapes_of(kind, graph, (2,), 4), grad=False)
-
-    def drawn(count):
-        torch.manual_seed(5)
-        return [call(kind, graph, given, dropout=0.5) for _ in range(count)]
-
-    first, second = drawn(2)
-    assert not torch.equal(first, second)
-    assert torch.equal(first, drawn(1)[0])
-    torch.manual_seed(5)
-    seed = torch.randint(2**63 - 1, (1,), device=device)
-    assert torch.equal(first, call(kind, graph, given, dropout=0.5, seed=seed))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_seed_may_be_written_to_before_backward(device, kind):
-    graph = make_graph(40, 30, 300, device=device)
-    seed, results = torch.tensor([5], device=device), []
-    for step in (0, 3):
-        given = tensors(device, *shapes_of(kind, graph, (2,), 4))
-        y = call(kind, graph, given, dropout=0.5, seed=seed)
-        seed += step
-        results.append(torch.autograd.grad(y.sin().sum(), given[0])[0])
-    assert torch.equal(*results)
-
-
-def test_nothing_is_drawn_where_nothing_is_dropped(device):
-    graph = make_graph(9, 6, 40, device=device)
-    h, el, er = tensors(device, (6, 4), (6,), (9,))
-    generator = torch.cuda.default_generators[0] if device == "cuda" else torch.default_generator
-    before = generator.get_state()
-    y = gat_aggregate(graph, h, el, er, dropout=0.0)
-    assert torch.equal(generator.get_state(), before)
-    assert torch.equal(y, gat_aggregate(graph, h, el, er, seed=3))
-
-
-def test_the_gradient_has_the_mask_of_the_result(device):
-    graph = make_graph(40, 30, 300, device=device)
-    h, el, er = tensors(device, (30, 2, 4), (30, 2), (40, 2))
-    for _ in range(3):
-        y = gat_aggregate(graph, h, el, er, dropout=0.5)
-        (dh,) = torch.autograd.grad(y.sum(), h)
-        torch.testing.assert_close((dh * h).sum(), y.sum())  # linear in h
-
-
-# What is kept
-
-
-def test_no_tensor_of_the_size_of_the_entries_is_kept():
-    graph = make_graph(9, 6, 400)
-    for kind in KINDS:
-        given = tensors("cpu", *shapes_of(kind, graph, (2,), 3))[:-1]
-        saved = call(kind, graph, given, dropout=0.1).grad_fn.saved_tensors
-        assert all(one is None or one.numel() <= 9 * 2 * 4 for one in saved)
-        with torch.no_grad():
-            assert call(kind, graph, given).grad_fn is None
 
 
 def test_below_they_count_for_nothing(device):
@@ -227,21 +149,13 @@ def test_below_they_count_for_nothing(device):
 @pytest.mark.parametrize("loops", [False, True])
 def test_no_features_and_no_heads(device, loops):
     graph = loop_graph(device=device)
-    for kind, heads, feat in itertools.product(KINDS, ((), (2,), (0,)), (0, 3)):
-        if feat and heads != (0,):
-            continue
+    for kind, (heads, feat) in itertools.product(KINDS, (((), 0), ((0,), 0), ((0,), 3))):
         given = tensors(device, *shapes_of(kind, graph, heads, feat))
         y = call(kind, graph, given, self_loops=loops, dropout=0.1)
         assert y.shape == (7, *heads, feat)
         for one, mine in zip(given, torch.autograd.grad(y.sum(), given), strict=True):
             assert mine.shape == one.shape
             assert not mine.any()
-    vectors = tensors(device, (7, 2, 0), (2, 0), (2, 0))
-    y = gat_of_vectors(graph, *vectors, self_loops=loops)
-    assert [one.shape for one in torch.autograd.grad(y.sum(), vectors)] == [
-        (7, 2, 0),
-        *[(2, 0)] * 2,
-    ]
 
 
 def test_one_head_may_have_an_axis_or_none(device):

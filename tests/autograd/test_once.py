@@ -484,6 +484,15 @@ def test_functions_take_an_edge_index_with_the_sizes_of_their_features(device):
     assert torch.equal(found, autograd.gat_aggregate(graph, x.view(7, 2, 2), *ends))
     found = autograd.dot_aggregate(edge_index, y, x)
     assert torch.equal(found, autograd.dot_aggregate(graph, y, x))
+    features = torch.randn(30, 4, device=device)
+    square = Graph.from_edge_index(edge_index, num_nodes=7)
+    for message in ("mul", "add", "relu_add", "copy_edge"):
+        found = autograd.message_aggregate(edge_index, x, features, message=message)
+        expected = autograd.message_aggregate(square, x, features, message=message)
+        assert torch.equal(found, expected)
+    found = autograd.edge_combine(edge_index, y, x, "sub")
+    assert torch.equal(found, autograd.edge_combine(graph, y, x, "sub"))
+    assert torch.equal(found, y[edge_index[1]] - x[edge_index[0]])
 
 
 def test_a_graph_is_remembered_until_its_tensor_is_changed_or_gone(device):

@@ -267,10 +267,13 @@ def test_an_argument_has_pygs_effect(name, options, device, graph):
     edges, x = graph().to(device), [numbers(N, FEAT, device=device)]
     for way in ways:
         given = placed(way(edges), device)
+        repeated = graph is with_repeated_loops and "edge_weight" in given
+        if repeated and device == "cuda":
+            continue  # of several loops PyG takes any there
         mine, theirs = both(partial(row.make, **options), device)
         assert repr(mine).startswith(repr(theirs)[:-1].split("(nn=")[0])
         ours, expected = (outcome(one, x, edges, given) for one in (mine, theirs))
-        if graph is with_repeated_loops and "edge_weight" in given:
+        if repeated:
             # Of several loops the last counts, but PyG's gradient is that of each.
             loop = edges[0] == edges[1]
             ours[2][loop] = expected[2][loop] = 0
