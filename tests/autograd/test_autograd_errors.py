@@ -143,6 +143,7 @@ SHAPES = [
     (lambda: message(X, W[:, 0]), r"edge_features\[:, None\] for instance"),
     (lambda: message(X, W[:, :3]), "edge_features has .*3.* but x has .*4"),
     (lambda: edge_combine(GRAPH, Y, X[:, :3]), "right has .*3.* but left has .*4"),
+    (lambda: edge_combine(GRAPH, Y, X[:, :3], "dot"), "right has .*3.* but left has .*4"),
     (lambda: edge_combine(GRAPH, X, Y), "left has 6 rows but the graph has 9 rows"),
 ]
 KINDS = [
