@@ -96,8 +96,12 @@ def ramp(y):
     return torch.linspace(-1, 1, y.numel(), dtype=torch.float64).reshape(y.shape).to(y)
 
 
-def graph_of(call, *sizes, kind="shuffled", device="cpu", index_dtype=np.int32) -> Graph:
-    """Make a graph of ``n_rows, n_cols, nnz``: a hub, empty rows, loops, duplicates."""
+def graph_of(call, *sizes, kind="shuffled", device="cpu", index_dtype=np.int64) -> Graph:
+    """Make a graph of ``n_rows, n_cols, nnz``: a hub, empty rows, loops, duplicates.
+
+    Its indices are int64 beside values of float64, unless a test says int32 beside float32: loops
+    are compiled for these two.
+    """
     n_rows, n_cols, nnz = sizes
     n_cols = n_rows if call.square else n_cols
     rng = np.random.default_rng(0)
@@ -158,16 +162,19 @@ def product_of_largest(graph, x, *, k, **args):
     return product(graph, largest(x, k), **args)
 
 
-def product_of_sample(graph, x, edge_weight, row_scale, col_scale, *, width, mean=False,
-                      rescale=False, strategy="bucket", seed=0):  # fmt: skip
+def shares(graph, width, strategy="bucket", seed=0, *, mean=False, rescale=False):
+    """Return what multiplies at each entry of a graph: 0 where it is not in the sample."""
     rows, _ = entries(graph)
-    _, perm = ops.sample_with_perm(graph.csr, width, strategy=strategy, seed=seed)
-    share = torch.zeros(graph.nnz, dtype=torch.float64)
-    share[torch.from_numpy(perm).long()] = 1
-    kept = torch.bincount(rows, share, minlength=graph.n_rows)
+    _, perm = ops.sample_with_perm(graph.to("cpu").csr, width, strategy=strategy, seed=seed)
+    sampled = torch.zeros(graph.nnz, dtype=torch.float64)
+    sampled[torch.from_numpy(perm).long()] = 1
+    count = torch.bincount(rows, sampled, minlength=graph.n_rows)
     length = torch.bincount(rows, minlength=graph.n_rows)
-    share = share * (1 / kept if mean else length / kept if rescale else kept**0)[rows]
-    return naive_spmm(graph, x, edge_weight * share, row_scale, col_scale)
+    return sampled * (1 / count if mean else length / count if rescale else count**0)[rows]
+
+
+def product_of_sample(graph, x, edge_weight, row_scale, col_scale, **options):
+    return naive_spmm(graph, x, edge_weight * shares(graph, **options), row_scale, col_scale)
 
 
 def with_own(graph, x, own, edge_weight=None, row_scale=None, col_scale=None, without=None,

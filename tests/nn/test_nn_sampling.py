@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from autograd_cases import entries, naive_spmm  # noqa: E402
-from test_autograd_sampling import shares  # noqa: E402
+from laws.calls import shares  # noqa: E402
 from test_nn import F_IN, F_OUT, LAYERS, N, assert_same, features, gradients  # noqa: E402
 from torch.nn import Linear  # noqa: E402
 
