@@ -77,23 +77,12 @@ def _is_compiled(item: pytest.Item) -> bool:
     return room in _COMPILED and "small_work" not in fixtures
 
 
-def _dtypes(item: pytest.Item) -> set[str]:
-    """Find the names of dtypes, and other words, among the parameters."""
+def _rare(item: pytest.Item) -> set[str]:
+    """Find the dtypes among the parameters for which `make test` compiles no loop of its own."""
     values = item.callspec.params.values() if hasattr(item, "callspec") else ()
     dtypes = (v for v in values if isinstance(v, type | str) or type(v).__name__ == "dtype")
-    return {getattr(value, "__name__", str(value)).removeprefix("torch.") for value in dtypes}
-
-
-def _is_rare(item: pytest.Item) -> bool:
-    """Return True if `make test` leaves a test to the grid, not to compile its loops.
-
-    Loops are compiled for int32 with all dtypes but one, and for int64 with float64 in the laws,
-    with all others in the rooms.
-    """
-    names, room = _dtypes(item), item.path.parent.name
-    if room != "laws" or not names & {"float16", "bfloat16", "float32", "float64"}:
-        return room in _COMPILED and {"float64", "int64"} <= names
-    return bool(names & {"int32", "int64"}) and ("float64" in names) != ("int64" in names)
+    names = {getattr(value, "__name__", str(value)).removeprefix("torch.") for value in dtypes}
+    return names & {"float64", "int64"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
@@ -102,13 +91,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     ``covering("a", "b", "c", one_in=3)`` keeps a diagonal: where the numbers of the parameters'
     values add up to a multiple of 3.  Each value of each is then met, and each pair of values
-    where another parameter has three or more.  Nor are loops of operations compiled for all pairs
-    of dtypes: 50 loops each, 2 s each.
+    where another parameter has three or more.  Nor are loops of operations compiled for float64
+    and int64 at a time: 50 loops, 2 s each.
     """
     items.sort(key=_order)
     numbers: dict[tuple[str, str], dict[str, int]] = {}
     for item in items:
-        if _is_rare(item):
+        if item.path.parent.name in _COMPILED and _rare(item) == {"float64", "int64"}:
             item.add_marker("grid")
         for mark in item.iter_markers("covering"):
             values = item.callspec.params  # type: ignore[attr-defined]
@@ -178,7 +167,7 @@ def compiled_loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     sizes_decide = (
         request.path.parent.name in {"attention", "edges", "laws", "matmul"}
         and "not grid" in request.config.getoption("markexpr")
-        and _dtypes(request.node) & {"float64", "int64"}
+        and _rare(request.node)
     )
     if _is_compiled(request.node) and not sizes_decide:
         small = import_module("sparsefmt.ops.engine.small")

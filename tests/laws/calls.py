@@ -96,12 +96,8 @@ def ramp(y):
     return torch.linspace(-1, 1, y.numel(), dtype=torch.float64).reshape(y.shape).to(y)
 
 
-def graph_of(call, *sizes, kind="shuffled", device="cpu", index_dtype=np.int64) -> Graph:
-    """Make a graph of ``n_rows, n_cols, nnz``: a hub, empty rows, loops, duplicates.
-
-    Its indices are int64 beside values of float64, unless a test says int32 beside float32: loops
-    are compiled for these two.
-    """
+def graph_of(call, *sizes, kind="shuffled", device="cpu", index_dtype=np.int32) -> Graph:
+    """Make a graph of ``n_rows, n_cols, nnz``: a hub, empty rows, loops, duplicates."""
     n_rows, n_cols, nnz = sizes
     n_cols = n_rows if call.square else n_cols
     rng = np.random.default_rng(0)

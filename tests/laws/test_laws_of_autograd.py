@@ -248,7 +248,7 @@ def test_strides_change_nothing(device, call):
 
 @every_call
 def test_results_repeat_bit_by_bit_in_deterministic_mode(device, deterministic, call):
-    graph = graph_of(call, 200, 150, 4000, device=device, index_dtype=np.int32)
+    graph = graph_of(call, 200, 150, 4000, device=device)
     args = call.arguments(graph, dtype=torch.float32, device=device, feat=33)
     if call.atomics and device == "cuda":
         with pytest.raises(UnsupportedError, match="adds up by atomics"):
