@@ -100,7 +100,7 @@ class Halo:
         """Begin to send rows of ``x``, (n_local, ...), and to receive the halo's, differentiably.
 
         Rows of a tensor without a gradient are remembered, and do not travel again until it is
-        changed or gone, or eight others came.  Write nothing to ``x`` before ``finish``.
+        changed or gone, or eight others were used since.  Write nothing to ``x`` before ``finish``.
         """
         constant = not x.requires_grad and self.memory.accepts(x)
         remembered = self.memory.rows_of(x) if constant else None
@@ -340,7 +340,7 @@ def check_edges(edge_index: object, n_sources: int, targets: slice, rank: int) -
         if len(end) and not (low <= int(end.min()) and int(end.max()) < high):  # synchronize!
             raise IndexRangeError(
                 f"edge_index names {int(end.min())} to {int(end.max())} where {name} lies from "
-                f"{low} to {high - 1}: give each rank the edges that lead to its own vertices."
+                f"{low} to {high - 1}: give each rank the edges to its vertices, by global ids."
             )
 
 

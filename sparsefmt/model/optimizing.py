@@ -57,15 +57,15 @@ class ModelPlan:
     model: Module
     compositions: Mapping[str, Composition] = field(default_factory=dict)
     left: Mapping[str, str] = field(default_factory=dict)  #: why other layers run as they did
-    ordering: Decision | None = None  #: whether to reorder vertices; of ``steps`` and ``x``
+    ordering: Decision | None = None  #: whether to reorder vertices, if ``steps`` were asked for
     tiling: Decision | None = None  #: likewise, whether to build tiles
     launching: Decision | None = None  #: likewise, whether to capture the step
     training: bool = False  #: whether it was made for training
-    inputs: tuple[Any, ...] = ()  #: what the model was called with, of tensors and graphs weak refs
+    inputs: tuple[Any, ...] = ()  #: of the model; tensors and graphs by weak references
 
     @property
     def layers(self) -> dict[str, Plan]:
-        """Return the latest plan of each planned layer, by its name.
+        """Return the plan of each planned layer that was looked up last, by its name.
 
         That for training, or for inference, as was asked for, if there is one.
         """
@@ -202,9 +202,9 @@ def optimize(
     with edge weights, sampled neighbours or MaxK, under autocast, transforms and ``torch.compile``,
     and in the capture of a CUDA graph if not planned before.  On a DistGraph layers are planned, by
     predictions in every mode and by the constants of the first rank; the order of vertices, tiles
-    and captures stay.  The model runs with ``x``, once or as often as it is timed, with its hooks;
-    what it writes to itself, but for ``__slots__``, and draws is put back.  An error leaves the
-    model as it was.
+    and captures are not decided.  The model runs with ``x``, once or as often as it is timed, with
+    its hooks; what it writes to itself, but for ``__slots__``, and draws is put back.  An error
+    leaves the model as it was.
 
     What is written through NumPy or in place through ``x.data``, or on a GPU through a GINConv's
     ``eps.data``, is not seen, since torch counts no version of it: write to the tensor itself.
@@ -303,7 +303,7 @@ def _layers(
             graphs |= {id(graph): graph for graph in made}
     for name, plan in plans.items():
         setattr(layers[name], PLAN, plan)
-    settings.timing = False  # else ``decide_order`` and those behind would time layers
+    settings.timing = False  # from here on predictions and remembered times decide
     return plans, list(graphs.values())
 
 

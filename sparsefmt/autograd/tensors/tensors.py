@@ -18,7 +18,7 @@ from .reports import Report, check_all, record
 from .side import Side as Side
 from .side import TensorStore
 
-#: Calls of ``current``, after a build is done, until launches are prepared for this graph alone:
+#: Polls, after a build is done, until launches are prepared for the sizes of this graph alone:
 #: those of about three steps of a model.  A graph that is used in one step never comes so far.
 _CALLS_UNTIL_EXACT = 12
 
@@ -27,9 +27,9 @@ class GraphTensors(TensorStore):
     """The tensors of a graph: its rows, its edge values and, once they are read, its columns.
 
     ``csr_values`` are edge values in CSR order; ``order[e]`` is the place of the e-th of them in
-    the user's order, as ``Graph.csr_perm``, None if the orders are the same.  ``pending`` are
-    reports of builds that were not seen done.  ``source`` is the ``GraphBuilt`` of the graph, and
-    True for the tensors of its transpose; None if all is given, as by a tracer: nothing is built.
+    the user's order, as ``Graph.csr_perm``, None if the orders are the same and builds were seen
+    done.  ``pending`` are reports of those that were not.  ``source`` is the graph's
+    ``GraphBuilt``, and True for its transpose; None for a tracer, for which nothing is built.
     """
 
     order: Tensor | None
@@ -52,9 +52,9 @@ class GraphTensors(TensorStore):
         if source is None:
             self.order = order
         self.pending: tuple[Report, ...] = ()
-        self.calls_until_exact = 0  #: calls of ``current`` that use sizes for the most blocks
+        self.calls_until_exact = 0  #: polls until sides use exact sizes
         self.loops: bool | None = None  #: whether an edge is a loop, None if no build has told
-        self.stream: int | None = None  #: that builds the arrays in its memory, None for formats
+        self.stream: int | None = None  #: that built and owns the arrays, None for formats
 
     @classmethod
     def of_formats(cls, built: GraphBuilt, flipped: bool) -> "GraphTensors":
@@ -219,7 +219,7 @@ class GraphTensors(TensorStore):
         self.calls_until_exact = min(self.calls_until_exact, 1)
 
     def parts(self) -> list[Any]:
-        """List all that kernels may read of the graph, for a captured CUDA graph to keep alive.
+        """List what a captured CUDA graph has to keep alive beside the tensors that it reads.
 
         Tiles too: ``drop_tiles`` may drop the graph's own reference later.
         """

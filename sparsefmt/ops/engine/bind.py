@@ -40,7 +40,7 @@ def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
     """Check the matrix and the arguments of a call; return them, as arrays, in the caller's order.
 
     Arguments come by their names in the user's function, see ``op.named``, each behind the one that
-    it is ``like``.  An optional None stays None, but if ``stored`` becomes values of the matrix.
+    it is ``like``.  An optional None stays None; a ``stored`` one becomes the matrix's values.
     """
     library: Any = ARRAYS
     if isinstance(A, Format):
@@ -56,7 +56,7 @@ def bind(op: Op, A: Any, /, **args: Any) -> list[Any]:
         if library.casts(A.kind):
             args = library.cast(op, A, args)
     floats, layout, named, results = library.floats, library.layout, op.named, [A]
-    arrays = layout is None
+    arrays = layout is None  # of NumPy or CuPy, not tensors
     bound: dict[str, Any] = {}  # by names of the row
     for name, value in args.items():
         arg = named[name]
@@ -161,7 +161,7 @@ class Arrays:
     order = "in the order of A's data"  #: of values of entries, in errors
 
     def own_values(self, op: Op, A: Any, values: Any, like: Named) -> Any:
-        """Raise DtypeError: the matrix's own values have another dtype than ``like``."""
+        """Raise DtypeError: they are not of the dtype of ``like``.  Torch's may be cast first."""
         name, X = like
         mend = f"{name}.astype(A.dtype) or A.astype({name}.dtype)"
         raise DtypeError(f"A.data is {A.dtype} but {name} is {X.dtype}: cast one, {mend}.")

@@ -72,7 +72,7 @@ class Prepared:
     finish: Callable[[list[Any]], Any] = tuple  #: makes what a call returns of the results
     lasts: bool = True  #: whether later calls of the case may launch the same
     constants: tuple[float, ...] = ()  #: numbers among the names, which ``_prepare`` collects
-    parts: tuple[tuple[int, int], ...] = ()  #: likewise of ``(name, bytes)``, with places for names
+    parts: tuple[tuple[int, int], ...] = ()  #: of ``(name, bytes)``: the place of a name, and bytes
 
 
 def zeroed(S: Structure, results: Sequence[Result]) -> Prepared:
@@ -85,7 +85,7 @@ def zeroed(S: Structure, results: Sequence[Result]) -> Prepared:
 
 
 _ON_GPU = ("csr", True)  # as every ``Structure``
-#: Cases of a row whose launches are kept; options that change at each call make one each.
+#: Cases whose launches are kept for a row and structure; when there are more, all go at once.
 MAX_CASES = 256
 
 
@@ -210,7 +210,7 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
             args, case, T, of_transpose = _transpose_first(row, m, A, args, case)
         prepared = decided.get(case)
     if prepared is None or all_tiles:
-        # Tiles may have been built or dropped since: with them a row chooses at each call.
+        # Tiles may have been built or dropped since: where A has some a row chooses at each call.
         anew = bool(all_tiles) and S is not None and type(row) is Op and has_tiles(S)
         if prepared is None or anew:
             for kernel in row.candidates[_ON_GPU if kind is Structure else place_of(A, args)]:

@@ -76,7 +76,7 @@ class Arg:
     trailing: slice | None = field(default=None, init=False)
     quick: tuple[int, ...] = field(default=(), init=False)  #: axes that pass the quick look
     widens: bool = field(default=False, init=False)  #: whether it may be float32 beside 2 bytes
-    is_copied: bool = field(default=False, init=False)  #: NumPy's and CuPy's pass no quick look
+    is_copied: bool = field(default=False, init=False)  #: ``check`` may copy it: no quick look
     axis: int | None = field(default=None, init=False)  #: of the matrix: a row for each of it
 
     def __post_init__(self) -> None:
