@@ -68,14 +68,14 @@ def shared_out(
 
 
 def shared_graph(group: Any, name: str = "random", **options: Any) -> tuple[DistGraph, Graph]:
-    """A graph that ranks share, and the whole of it."""
+    """Make a graph that ranks share, and the whole of it."""
     whole = Graph.from_edge_index(edges_of(name), num_nodes=N)
     borders = balanced(whole, dist.get_world_size(group))
     return DistGraph.of(whole, borders, group, **options), whole
 
 
 def said_of(case: Any) -> tuple[str, str]:
-    """Class and text of what a case raises."""
+    """Run a case; return class and text of the error, whichever it is."""
     try:
         case()
     except Exception as error:
