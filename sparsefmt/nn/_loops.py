@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..autograd import aggregate_with_own, as_graph, propagate, sddmm, spmm
+from ..autograd import as_graph, propagate, sddmm, spmm
 from ..autograd.gcn import unit_scales
 from ..autograd.matmul import multiply, operands
 from ..autograd.tensors.order import in_csr_order, own_values
@@ -258,18 +258,10 @@ def hop(
     own = loop[:, None]
     if fill == 0:
         return lambda x, bias: plus(spmm(graph, x, edge_weight, **scales), bias)
-    constant = edge_weight is None or (
-        tensors.kind == "cuda"  # where one kernel adds the own part
-        and not edge_weight.requires_grad
-    )
-    # Traced, a Function that writes in place loses its gradients (torch 2.11).
-    if constant and not torch.compiler.is_compiling():
-        args: dict[str, Any] = {"edge_weight": edge_weight}
-        if edge_weight is None and not to_all:
-            args["without"] = stored(tensors, dtype)
-        return lambda x, bias: propagate(graph, x, scale, own, bias=bias, **args)
-    scales["without"] = own == 0
-    return lambda x, bias: plus(aggregate_with_own(graph, x, own, edge_weight, **scales), bias)
+    args: dict[str, Any] = {"edge_weight": edge_weight}
+    if own.requires_grad:  # the loops that are not added get no gradient
+        args["without"] = own == 0
+    return lambda x, bias: propagate(graph, x, scale, own, bias=bias, **args)
 
 
 def _explicit(

@@ -17,7 +17,7 @@ from sparsefmt.autograd import (  # noqa: E402
     spmm,
 )
 from sparsefmt.autograd.engine.memory import TorchMemory  # noqa: E402
-from sparsefmt.autograd.layers import propagated  # noqa: E402
+from sparsefmt.autograd.own_parts import spmm_with_own  # noqa: E402
 from sparsefmt.autograd.tensors.order import own_values  # noqa: E402
 from sparsefmt.autograd.tensors.prepare import graph_tensors, has_tiles  # noqa: E402
 
@@ -160,7 +160,7 @@ def test_one_more_than_own_is_a_factor_like_any_in_both_ways(device):
     graph, x, _, own = with_own(device)
     minus = torch.full_like(own[0], -1)
     x[0] = float("inf")
-    y = propagated(graph, x, None, minus, one_more=True)
+    y = spmm_with_own(graph, x, one_more_than=minus)
     torch.testing.assert_close(y, aggregate_with_own(graph, x, 1 + minus), equal_nan=True)
     assert y[0].isnan().all()
 

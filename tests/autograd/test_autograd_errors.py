@@ -205,10 +205,6 @@ OTHERS = [
             (lambda: sample(strategy=["random"]), r"strategy is \['random'\]: use"),
             (lambda: sample(mean=True, rescale=True), "are both True: .* leave one out"),
             (lambda: gcn_norm(PARTS), "graph is only the tensors .* self_loops=False"),
-            (
-                lambda: propagate(SQUARE, F, OWN[:, 0], OWN.clone().requires_grad_()),
-                "requires a gradient, which propagate does not compute: use aggregate_with_own",
-            ),
             (lambda: message(message="max"), "message is \"max\"|is 'max': use"),
             (lambda: message(reduce="max"), r"spmm\(\.\.\., reduce=.max.\) takes"),
             (lambda: message(reduce="prod"), "reduce is 'prod': use"),

@@ -1,0 +1,262 @@
+"""Sums of neighbours' features with a part of each vertex's own, in one node of autograd's.
+
+On a small graph a training step takes host time, and each node of autograd's, each launch and each
+small operation of torch's takes its part of that.  So a product, the part of each row's own and a
+bias are one node and one launch where the factors are constants, and else three of each.
+"""
+
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from ..ops.engine.bind import bind
+from .cbsr import choose_features, spgemm, to_dense
+from .engine import checks
+from .engine.memory import sums_dtype
+from .engine.recording import Ctx, recorded, taped
+from .matmul import SPMM_ARG, aggregated, csr_operands, multiply
+from .tensors.order import in_csr_order
+from .tensors.prepare import GraphLike, tensors_of
+from .tensors.shared import Shared
+from .tensors.tensors import GraphTensors
+
+#: Edge values, the scales of rows and columns, and the factors of own parts.
+Factors: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
+
+def aggregate_with_own(
+    graph: GraphLike,
+    x: Tensor,
+    own: Tensor,
+    edge_weight: Tensor | None = None,
+    *,
+    k: int | None = None,
+    without: Tensor | None = None,
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+) -> Tensor:
+    """Aggregate the features of each vertex's in-neighbours, and add a part of its own.
+
+    ``y[i, f] = r[i] * sum_e(a[e] * c[j] * s(x)[j, f]) + own[i] * s(x)[i, f]`` over the stored
+    entries ``e = (i, j)`` of row ``i``; ``s`` is ``maxk(x, k)``, chosen once for both parts, or
+    nothing without ``k``.
+
+    Parameters
+    ----------
+    graph : Graph, shape (n, n)
+    x : Tensor, shape (n, feat)
+    own : Tensor, shape (n, 1) or (1,)
+        The factor of each vertex's own features, or one for all; floating, on the device of ``x``.
+    edge_weight, row_scale, col_scale
+        As for ``spmm``.
+    k : int, optional
+        Features of a row to keep, between 1 and ``feat``; all of them by default.
+    without : Tensor, shape (n, 1), bool, optional
+        Vertices whose own features add nothing, even where they hold Inf or NaN.
+
+    Returns
+    -------
+    Tensor, shape (n, feat)
+        In the dtype of ``x``, or autocast's; without ``k`` that of ``own`` if it is wider.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, UnsupportedError
+        As ``spmm``; also if the graph is not square, ``k`` lies outside 1 .. feat, or ``own`` or
+        ``without`` is not as above.
+
+    Notes
+    -----
+    All tensors but ``without`` have gradients, differentiable any number of times.  Nothing dense
+    is saved for backward where ``k`` is given.  ``nn.GCNConv`` adds loops this way, and
+    ``nn.GINConv`` its ``1 + eps``.
+    """
+    if isinstance(graph, Shared) and graph.complete is None:
+        options = {"without": without, "row_scale": row_scale, "col_scale": col_scale}
+        return graph.aggregate_with_own(x, own, edge_weight, k=k, **options)
+    tensors = tensors_of(graph, x)
+    x, values, r, c = csr_operands(tensors, x, edge_weight, row_scale, col_scale)
+    checks.own_part(own, without, tensors)
+    if k is None:
+        return _with_own(tensors, x, (values, r, c, own), without=without)
+    feat = x.shape[1]
+    columns, chosen = choose_features(x, checks.checked_k(k, feat))
+    y = spgemm(tensors, columns, chosen, feat, values, r, c)
+    part = chosen if without is None else chosen.masked_fill(without, 0)
+    return y + to_dense(columns, (own * part).to(chosen.dtype), feat)
+
+
+def propagate(
+    graph: GraphLike,
+    x: Tensor,
+    scale: Tensor,
+    own: Tensor,
+    *,
+    edge_weight: Tensor | None = None,
+    without: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Propagate features by symmetric factors, as GCN does, and add a bias.
+
+    ``y[i, f] = scale[i] * sum_e(a[e] * scale[j] * x[j, f]) + own[i] * x[i, f] + bias[f]`` over the
+    stored entries ``e = (i, j)`` of row ``i``; where an ``own`` without a gradient is 0, own
+    features add nothing, even if they are Inf or NaN.
+
+    Parameters
+    ----------
+    graph : Graph, shape (n, n)
+    x : Tensor, shape (n, feat)
+    edge_weight : Tensor, shape (nnz,), optional
+        ``a``.  As for ``spmm``.
+    scale : Tensor, shape (n,)
+        In the dtype of ``x``.
+    own, without
+        As for ``aggregate_with_own``.
+    bias : Tensor, shape (feat,), optional
+        Floating, on the device of ``x``.
+
+    Returns
+    -------
+    Tensor, shape (n, feat)
+        In the dtype of ``x``, or autocast's.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, UnsupportedError
+        As ``spmm``; also if the graph is not square, or ``own``, ``without`` or ``bias`` is not as
+        above.
+
+    Notes
+    -----
+    All tensors but ``without`` have gradients, differentiable any number of times.  Deterministic,
+    backward too.  Where ``edge_weight``, ``scale`` and ``own`` ask for none, one node of autograd's
+    and one pass over the result do all; else three.
+    """
+    if isinstance(graph, Shared) and graph.complete is None:
+        options = {"edge_weight": edge_weight, "without": without, "bias": bias}
+        return graph.propagate(x, scale, own, **options)
+    tensors = tensors_of(graph, x)
+    args = {"x": x, "edge_weight": edge_weight, "scale": scale}
+    _, x, values, scale = bind(SPMM_ARG.row, tensors, **args)
+    if edge_weight is not None and tensors.order is not None:
+        values = in_csr_order(tensors, values)
+    checks.own_part(own, without, tensors)
+    if bias is not None:
+        checks.bias(bias, x, tensors)
+    factors = values, scale, scale, own.to(x.dtype)
+    return _with_own(tensors, x, factors, bias=bias, without=without, skip_zeros=True)
+
+
+def spmm_with_own(
+    graph: GraphLike,
+    x: Tensor,
+    edge_weight: Tensor | None = None,
+    *,
+    reduce: str = "sum",
+    own: Tensor | None = None,
+    one_more_than: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Aggregate features as ``spmm`` does, and add a part of each vertex's own and a bias.
+
+    The part is ``own``, (n, feat), in the dtype of the result; or ``1 + one_more_than[0]`` times
+    the row of ``x``.  ``bias`` has shape (feat,).
+    """
+    tensors = tensors_of(graph, x)
+    x, values, _, _ = csr_operands(tensors, x, edge_weight)
+    if one_more_than is not None:
+        checks.own_part(one_more_than, None, tensors)
+    factors, one_more = (values, None, None, one_more_than), one_more_than is not None
+    return _with_own(tensors, x, factors, own=own, bias=bias, one_more=one_more, reduce=reduce)
+
+
+def _with_own(
+    tensors: GraphTensors,
+    x: Tensor,
+    factors: Factors,
+    *,
+    own: Tensor | None = None,
+    bias: Tensor | None = None,
+    without: Tensor | None = None,
+    skip_zeros: bool = False,
+    one_more: bool = False,
+    reduce: str = "sum",
+) -> Tensor:
+    """Compute ``r reduce(a c x) + scale own + bias``, differentiably; nothing is checked.
+
+    ``own`` is ``x`` by default.  With ``skip_zeros`` own features add nothing where a constant
+    ``scale`` is 0, and with ``one_more`` their factor is 1 more than ``scale``, of shape (1,).
+    """
+    values, r, c, scale = factors
+    bias = bias if bias is None else bias.to(x.dtype)
+    by_vertex = scale is not None and not one_more
+    # A kernel skips factors of 0, which would make NaN of Inf.
+    if (skip_zeros or not by_vertex) and _are_constant(x.dtype, *factors):
+        if scale is not None and by_vertex:
+            scale = scale.expand(tensors.n_rows, 1)
+            scale = (scale if without is None else scale.masked_fill(without, 0)).reshape(-1)
+        constants = values, r, c, scale, tensors, False, reduce, one_more
+        return taped(_WithOwn, _sums, (x, own, bias), *constants)
+    y = multiply(tensors, False, x, values, r, c, reduce)
+    own = x if own is None else own
+    if scale is None:
+        y = y + own
+    else:
+        if without is None and skip_zeros and not scale.requires_grad:
+            without = scale == 0
+        own = own if without is None else own.masked_fill(without, 0)
+        scale = 1 + scale if one_more else scale
+        narrow = one_more or scale.element_size() == 2
+        y = torch.addcmul(y, scale.to(y.dtype) if narrow else scale, own)
+    return y if bias is None else y + bias
+
+
+def _are_constant(dtype: torch.dtype, *factors: Tensor | None) -> bool:
+    """Return True if one launch takes these factors, and autograd need not hear of them.
+
+    Traced, a Function that writes in place loses its gradients (torch 2.11).
+    """
+    scale = factors[-1]
+    fits = scale is None or scale.dtype is dtype
+    return fits and not torch.compiler.is_compiling() and not recorded(*factors)
+
+
+def _sums(
+    x: Tensor, own: Tensor | None, bias: Tensor | None, values: Tensor | None, *args: Any
+) -> Tensor:
+    """Compute what ``_with_own`` does in one launch, without autograd."""
+    r, c, scale, tensors, transposed, reduce, one_more = args
+    side = tensors.columns if transposed else tensors.rows
+    own_part = x if own is None else own, scale, one_more, bias
+    return aggregated(side, x, values, r, c, reduce, *own_part)
+
+
+class _WithOwn(Function):
+    """A sum or mean over the entries of each row, with a part of the row's own and a bias."""
+
+    @staticmethod
+    def forward(ctx: Ctx, x: Tensor, own: Tensor | None, bias: Tensor | None, *args: Any) -> Tensor:
+        *factors, ctx.tensors, ctx.transposed, ctx.reduce, ctx.one_more = args
+        ctx.save_for_backward(*factors)
+        ctx.own_is_x = own is None
+        return _sums(x, own, bias, *args)
+
+    @staticmethod
+    def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        values, r, c, scale = ctx.saved_tensors
+        tensors, transposed, one_more = ctx.tensors.current(), ctx.transposed, ctx.one_more
+        of_x, of_own, of_bias = ctx.needs_input_grad[:3]
+        if ctx.reduce == "mean":
+            inverse = tensors.side(transposed).inverse_degree(sums_dtype(grad))
+            r = inverse if r is None else r * inverse
+        dx = d_own = None
+        if of_x and ctx.own_is_x:
+            constants = values, c, r, scale, tensors, not transposed, "sum", one_more
+            dx = taped(_WithOwn, _sums, (grad, None, None), *constants)
+        elif of_x:
+            dx = multiply(tensors, not transposed, grad, values, c, r)
+        if of_own:
+            d_own = grad if scale is None else grad * (1 + scale if one_more else scale[:, None])
+        return dx, d_own, grad.sum(0) if of_bias else None, *(None,) * 8
