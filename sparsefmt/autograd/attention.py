@@ -367,14 +367,14 @@ def _recorded(
     """Run an op that returns statistics as a Function, which autograd records."""
     if torch.compiler.is_compiling():
         inputs = apart(*inputs)
-    seed, *numbers = options
-    out: Tensor = function.apply(*inputs, seed, tensors, op, numbers)
+    out: Tensor = function.apply(*inputs, (tensors, op, options))  # torch looks at each argument
     return out
 
 
 def _forward(ctx: Any, *args: Any) -> Tensor:
     """Run an op that returns statistics; save its tensors and results for backward."""
-    *inputs, ctx.tensors, ctx.op, ctx.numbers = args
+    *inputs, (ctx.tensors, ctx.op, (seed, *ctx.numbers)) = args
+    inputs.append(seed)
     ctx.rounds = torch.compiler.is_dynamo_compiling() or bf16_is_allowed()
     out, *statistics = ctx.op(ctx.tensors.rows, *inputs, *ctx.numbers)
     ctx.save_for_backward(*inputs, unversioned(ctx, out), *statistics)
@@ -461,7 +461,7 @@ class _GatOfVectors(Function):
 def _rounded(inputs: Sequence[Any]) -> list[Any]:
     """Return features, and vectors and bias in their dtype, as kernels read them."""
     dtype = inputs[0].dtype
-    return [None if a is None else a.to(dtype) for a in inputs[:4]]
+    return [a if a is None or a.dtype is dtype else a.to(dtype) for a in inputs[:4]]
 
 
 class _Pairwise(Function):

@@ -80,7 +80,9 @@ def aggregate_with_own(
     x, values, r, c = csr_operands(tensors, x, edge_weight, row_scale, col_scale)
     checks.own_part(own, without, tensors)
     if k is None:
-        return _with_own(tensors, x, (values, r, c, own), without=without)
+        y = multiply(tensors, False, x, values, r, c)
+        own = own.to(y.dtype) if own.element_size() == 2 else own
+        return torch.addcmul(y, own, x if without is None else x.masked_fill(without, 0))
     feat = x.shape[1]
     columns, chosen = choose_features(x, checks.checked_k(k, feat))
     y = spgemm(tensors, columns, chosen, feat, values, r, c)
@@ -143,73 +145,60 @@ def propagate(
     if edge_weight is not None and tensors.order is not None:
         values = in_csr_order(tensors, values)
     checks.own_part(own, without, tensors)
-    if bias is not None:
-        checks.bias(bias, x, tensors)
-    factors = values, scale, scale, own.to(x.dtype)
-    return _with_own(tensors, x, factors, bias=bias, without=without, skip_zeros=True)
+    factors = values, scale, scale, own.to(x.dtype).expand(tensors.n_rows, 1)[:, 0]
+    return with_own(tensors, x, factors, without=without, bias=bias)
 
 
-def spmm_with_own(
-    graph: GraphLike,
-    x: Tensor,
-    edge_weight: Tensor | None = None,
-    *,
-    reduce: str = "sum",
-    own: Tensor | None = None,
-    one_more_than: Tensor | None = None,
-    bias: Tensor | None = None,
-) -> Tensor:
-    """Aggregate features as ``spmm`` does, and add a part of each vertex's own and a bias.
-
-    The part is ``own``, (n, feat), in the dtype of the result; or ``1 + one_more_than[0]`` times
-    the row of ``x``.  ``bias`` has shape (feat,).
-    """
-    tensors = tensors_of(graph, x)
-    x, values, _, _ = csr_operands(tensors, x, edge_weight)
-    if one_more_than is not None:
-        checks.own_part(one_more_than, None, tensors)
-    factors, one_more = (values, None, None, one_more_than), one_more_than is not None
-    return _with_own(tensors, x, factors, own=own, bias=bias, one_more=one_more, reduce=reduce)
-
-
-def _with_own(
+def with_own(
     tensors: GraphTensors,
     x: Tensor,
     factors: Factors,
     *,
-    own: Tensor | None = None,
-    bias: Tensor | None = None,
-    without: Tensor | None = None,
-    skip_zeros: bool = False,
-    one_more: bool = False,
     reduce: str = "sum",
+    own: Tensor | None = None,
+    one_more: bool = False,
+    without: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """Compute ``r reduce(a c x) + scale own + bias``, differentiably; nothing is checked.
+    """Aggregate features, and add a part of each vertex's own and a bias, differentiably.
 
-    ``own`` is ``x`` by default.  With ``skip_zeros`` own features add nothing where a constant
-    ``scale`` is 0, and with ``one_more`` their factor is 1 more than ``scale``, of shape (1,).
+    ``y[i, f] = r[i] * reduce_e(a[e] * c[j] * x[j, f]) + scale[i] * own[i, f] + bias[f]``.  Nothing
+    but ``bias`` is checked.
+
+    Parameters
+    ----------
+    factors : tuple
+        ``a`` in CSR order, ``r``, ``c`` and ``scale``, (n,), each of which may be None, for ones.
+        Where a constant ``scale`` is 0, own features add nothing, even if they are Inf or NaN.
+    own : Tensor, shape (n, feat), optional
+        ``x`` by default.
+    one_more : bool
+        ``scale`` has one value, and ``1 + scale[0]`` multiplies all own features.
+    without : Tensor, shape (n, 1), bool, optional
+        Vertices whose own features add nothing.
     """
     values, r, c, scale = factors
-    bias = bias if bias is None else bias.to(x.dtype)
-    by_vertex = scale is not None and not one_more
-    # A kernel skips factors of 0, which would make NaN of Inf.
-    if (skip_zeros or not by_vertex) and _are_constant(x.dtype, *factors):
-        if scale is not None and by_vertex:
-            scale = scale.expand(tensors.n_rows, 1)
-            scale = (scale if without is None else scale.masked_fill(without, 0)).reshape(-1)
+    if bias is not None and (
+        bias.shape != x.shape[1:] or bias.dtype is not x.dtype or bias.device != x.device
+    ):
+        checks.bias(bias, x, tensors)
+        bias = bias.to(x.dtype)
+    if _are_constant(x.dtype, *factors):
+        if without is not None and scale is not None:
+            scale = scale.masked_fill(without[:, 0], 0)
         constants = values, r, c, scale, tensors, False, reduce, one_more
-        return taped(_WithOwn, _sums, (x, own, bias), *constants)
+        return taped(_WithOwn, _sums, (x, own, bias), constants)
     y = multiply(tensors, False, x, values, r, c, reduce)
     own = x if own is None else own
     if scale is None:
         y = y + own
+    elif one_more:
+        y = torch.addcmul(y, (1 + scale).to(y.dtype), own)
     else:
-        if without is None and skip_zeros and not scale.requires_grad:
-            without = scale == 0
+        if without is None and not scale.requires_grad:
+            without = scale[:, None] == 0
         own = own if without is None else own.masked_fill(without, 0)
-        scale = 1 + scale if one_more else scale
-        narrow = one_more or scale.element_size() == 2
-        y = torch.addcmul(y, scale.to(y.dtype) if narrow else scale, own)
+        y = torch.addcmul(y, scale[:, None], own)
     return y if bias is None else y + bias
 
 
@@ -223,40 +212,43 @@ def _are_constant(dtype: torch.dtype, *factors: Tensor | None) -> bool:
     return fits and not torch.compiler.is_compiling() and not recorded(*factors)
 
 
-def _sums(
-    x: Tensor, own: Tensor | None, bias: Tensor | None, values: Tensor | None, *args: Any
-) -> Tensor:
-    """Compute what ``_with_own`` does in one launch, without autograd."""
-    r, c, scale, tensors, transposed, reduce, one_more = args
+def _sums(x: Tensor, own: Tensor | None, bias: Tensor | None, constants: Any) -> Tensor:
+    """Compute what ``with_own`` does in one launch, without autograd."""
+    values, r, c, scale, tensors, transposed, reduce, one_more = constants
     side = tensors.columns if transposed else tensors.rows
     own_part = x if own is None else own, scale, one_more, bias
     return aggregated(side, x, values, r, c, reduce, *own_part)
 
 
 class _WithOwn(Function):
-    """A sum or mean over the entries of each row, with a part of the row's own and a bias."""
+    """A sum or mean over the entries of each row, with a part of the row's own and a bias.
+
+    The constants are one argument: torch looks at each of them in turn.
+    """
 
     @staticmethod
-    def forward(ctx: Ctx, x: Tensor, own: Tensor | None, bias: Tensor | None, *args: Any) -> Tensor:
-        *factors, ctx.tensors, ctx.transposed, ctx.reduce, ctx.one_more = args
+    def forward(
+        ctx: Ctx, x: Tensor, own: Tensor | None, bias: Tensor | None, constants: Any
+    ) -> Tensor:
+        *factors, ctx.tensors, ctx.transposed, ctx.reduce, ctx.one_more = constants
         ctx.save_for_backward(*factors)
         ctx.own_is_x = own is None
-        return _sums(x, own, bias, *args)
+        return _sums(x, own, bias, constants)
 
     @staticmethod
     def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         values, r, c, scale = ctx.saved_tensors
         tensors, transposed, one_more = ctx.tensors.current(), ctx.transposed, ctx.one_more
-        of_x, of_own, of_bias = ctx.needs_input_grad[:3]
+        of_x, of_own, of_bias, _ = ctx.needs_input_grad
         if ctx.reduce == "mean":
             inverse = tensors.side(transposed).inverse_degree(sums_dtype(grad))
             r = inverse if r is None else r * inverse
         dx = d_own = None
         if of_x and ctx.own_is_x:
             constants = values, c, r, scale, tensors, not transposed, "sum", one_more
-            dx = taped(_WithOwn, _sums, (grad, None, None), *constants)
+            dx = taped(_WithOwn, _sums, (grad, None, None), constants)
         elif of_x:
             dx = multiply(tensors, not transposed, grad, values, c, r)
         if of_own:
             d_own = grad if scale is None else grad * (1 + scale if one_more else scale[:, None])
-        return dx, d_own, grad.sum(0) if of_bias else None, *(None,) * 8
+        return dx, d_own, grad.sum(0) if of_bias else None, None

@@ -9,6 +9,7 @@ from torch.nn.functional import linear
 
 from ..autograd import aggregate_with_own, as_graph, maxk, maxk_aggregate
 from ..autograd.cbsr import features_to_keep
+from ..autograd.tensors.order import in_csr_order
 from ..autograd.tensors.prepare import GraphLike
 from ..autograd.tensors.shared import Shared
 from ..autograd.tensors.tensors import GraphTensors
@@ -196,7 +197,8 @@ class GCNConv(Convolution):
             if width is not None:
                 return self._aggregate(graph, h, width, weight, rescale=True)
             return maxk_aggregate(graph, h, cast(int, self.k), weight)
-        scale, loop = symmetric(tensors, weight, dtype, fill, to_all=to_all)
+        values = in_csr_order(tensors, weight)
+        scale, loop = symmetric(tensors, values, dtype, fill, to_all=to_all)
         scales, own = {"row_scale": scale, "col_scale": scale}, loop[:, None]
         if width is None:
             return aggregate_with_own(graph, h, own, weight, k=self.k, without=own == 0, **scales)

@@ -8,8 +8,11 @@ from torch.nn import Module, Parameter, Sequential
 from torch.nn.functional import linear
 
 from ..autograd import aggregate_with_own, maxk, maxk_aggregate, message_aggregate, spmm
-from ..autograd.own_parts import spmm_with_own
+from ..autograd.engine import checks
+from ..autograd.matmul import csr_operands
+from ..autograd.own_parts import with_own
 from ..autograd.tensors.prepare import GraphLike
+from ..autograd.tensors.tensors import GraphTensors
 from ..errors import DtypeError, ShapeError
 from ..model.maps import calls_forward_alone, maps_first, read_map
 from ._inputs import (
@@ -151,9 +154,7 @@ class GINConv(OfNetwork, Convolution):
             first, *rest = parts or [self.nn]
             args = read_map(first)
             if args and maps_first(*args[0].shape[::-1], gradient=x.requires_grad):
-                h = linear(x, args[0])
-                options: Any = {"one_more_than": self.eps, "bias": args[1]}
-                y = spmm_with_own(ends.graph, h, edge_weight, **options)
+                y = self._sum(ends.tensors, linear(x, args[0]), edge_weight, args[1])
                 for module in rest:
                     y = called(module, y)
                 return y
@@ -168,12 +169,25 @@ class GINConv(OfNetwork, Convolution):
         """Return True if all options are unset, and ``eps`` is a constant."""
         return super()._has_defaults() and not self.eps.requires_grad and self.eps.shape == (1,)
 
+    def _sum(
+        self,
+        tensors: GraphTensors,
+        x: Tensor,
+        edge_weight: Tensor | None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Add up features of neighbours, ``1 + eps`` of a vertex's own, and a bias."""
+        x, values, _, _ = csr_operands(tensors, x, edge_weight)
+        if self.eps.shape != (1,) or self.eps.device != x.device:
+            checks.own_part(self.eps, None, tensors)
+        return with_own(tensors, x, (values, None, None, self.eps), one_more=True, bias=bias)
+
     def _aggregated(self, ends: Ends, edge_weight: Tensor | None) -> Tensor:
         """Aggregate features of sources, and add a part of the targets' own."""
         graph, x, width = ends.graph, as_autocast(ends.source), self._width()
         self._check_no_batch(x)
         if self._is_one_sum(ends):
-            return spmm_with_own(graph, x, edge_weight, one_more_than=self.eps)
+            return self._sum(ends.tensors, x, edge_weight)
         if ends.alike and width is None and x.dim() == 2 and self._reductions == SUM:
             factor = (1 + self.eps).to(x.dtype)  # a wider one would widen the sum
             return aggregate_with_own(graph, x, factor, edge_weight, k=self.k)

@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn.functional import linear, normalize
 
 from ..autograd import maxk_aggregate, spmm
-from ..autograd.own_parts import spmm_with_own
+from ..autograd.matmul import csr_operands
+from ..autograd.own_parts import with_own
 from ..autograd.tensors.prepare import GraphLike
 from ..errors import ShapeError
 from ..model.maps import maps_first, read_map
@@ -187,7 +188,9 @@ class SAGEConv(Convolution):
         if not maps_first(width, out_width, gradient=x.requires_grad):
             return None
         h, part = linear(x, torch.cat([lin[0], own[0]])).chunk(2, 1)
-        return spmm_with_own(ends.graph, h, edge_weight, reduce="mean", own=part, bias=lin[1])
+        h, values, _, _ = csr_operands(ends.tensors, h, edge_weight)
+        factors = values, None, None, None
+        return with_own(ends.tensors, h, factors, reduce="mean", own=part, bias=lin[1])
 
     def _fit(self, ends: Ends) -> tuple[ReadMap, ReadMap]:
         """Check the features of both ends, for which lazy maps make their parameters; read maps."""
