@@ -127,37 +127,57 @@ def _case_of(
 
 
 def _prepare(
-    S: Structure, m: Memory, *arguments: Any, train: bool, out: Array | None = None,
-    narrow: bool = False, **_: Any,
+    S: Structure, m: Memory, *arguments: Any, kind: type[GatArguments | VectorArguments],
+    train: bool, out: Array | None = None, narrow: bool = False, **_: Any,
 ) -> Any:  # fmt: skip
-    """Prepare ``out[i, k] = sum of M[e, k] P[e, k] h[j, k]``, of ``GatArguments``.
+    """Prepare ``out[i, k] = sum of M[e, k] P[e, k] h[j, k]``, of arguments of that kind.
 
-    To ``train``, what its gradient needs too, even without features.  ``narrow`` rounds the rows
-    that entries gather, of float32, to bfloat16 once, and is an array of them then: all else stays
-    float32, here and in the gradients.
+    To ``train``, what its gradient needs too, even without features: ``Forward.plus``, and 4
+    statistics of each row and head; where vectors make the scores, in one array with those of
+    sources and of targets.  ``narrow`` rounds the rows that entries gather, of float32, to bfloat16
+    once, and is an array of them then: all else stays float32, here and in the gradients.
     """
-    args = GatArguments(*arguments)
-    case = _case_of(m, args, heads_and_feat(args.h), narrow)
-    results, plus, statistics = [result_like(args.h, case.dtype)], "", ""
+    args: Any = kind(*arguments)
+    of_vectors, h = kind is VectorArguments, args.h
+    shape = heads_of(args.source) if of_vectors else heads_and_feat(h)
+    case = _case_of(m, args, shape, narrow)
+    items, size = S.n_rows * case.heads, ITEMSIZE[case.sums]
+    results, plus, statistics = [result_like(h, case.dtype)], "", ""
     if train:
-        results += result_like(args.h, case.dtype), Result((case.heads, 4), case.sums)
+        saved = ((6 * items,), case.sums, "") if of_vectors else ((case.heads, 4), case.sums)
+        results += result_like(h, case.dtype), Result(*saved)
         plus, statistics = "out_1", "out_2"
-    if not (S.n_rows and case.heads and (case.feat or plus)):
-        return Prepared((), tuple(results))
-    if not (S.nnz or case.loops):
+    some = case.feat or (train and not of_vectors)
+    if not (items and some and (S.nnz or case.loops or case.bias)):
         return zeroed(S, results)
     if narrow is True:
-        return partial(_round_first, gat_with_statistics if train else gat, 0)
-    arrays = args.h, out, None, narrow
-    launches, nbytes = _product(S, m, case, *arrays, "el", "er", plus, statistics)
-    return Prepared(tuple(launches), tuple(results), (0, nbytes))
+        return partial(_round_first, _FORWARD[kind, train], 0)
+    room, scores, ends = 0, (), ("el", "er")
+    if of_vectors:
+        array, begin, room = (
+            ("out_2", 4, 0) if train else ("workspace", 0, padded(2 * items * size))
+        )
+        ends = el, er = [(array, (begin + end) * items * size) for end in (0, 1)]
+        vector = _vector(m, case, h, args.source, args.target)
+        launch = scores_launch(case.device, case.dtype, S.n_rows, *shape, vector)
+        scores = ((launch, ("h", "source", "target", el, er)),)
+    arrays = h, out, getattr(args, "bias", None), narrow
+    launches, nbytes = _product(S, m, case, *arrays, *ends, plus, statistics, room)
+    return Prepared((*scores, *launches), tuple(results), (0, room + nbytes))
 
 
 _OF_ENDS: Any = {"sizes": sizes, "in_place": (), "names": GatArguments._fields}
-gat = Launcher(with_options("gat", _prepare, train=False), **_OF_ENDS)
-gat_with_statistics = Launcher(
-    with_options("gat_with_statistics", _prepare, train=True), **_OF_ENDS
-)
+_OF_VECTORS: Any = _OF_ENDS | {"names": VectorArguments._fields}
+_KINDS = (("gat", GatArguments, _OF_ENDS), ("gat_of_vectors", VectorArguments, _OF_VECTORS))
+_FORWARD = {
+    (kind, train): Launcher(
+        with_options(f"{name}{'_with_statistics' * train}", _prepare, kind=kind, train=train),
+        **facts,
+    )
+    for name, kind, facts in _KINDS
+    for train in (False, True)
+}
+gat, gat_with_statistics, gat_of_vectors, gat_of_vectors_with_statistics = _FORWARD.values()
 
 
 def _product(
@@ -224,47 +244,6 @@ def gat_attention(
     return Prepared((*launches, (launch, arrays)), results, (0, room + nbytes))
 
 
-# The product of scores that vectors make
-
-
-def _prepare_of_vectors(
-    S: Structure, m: Memory, *arguments: Any, train: bool, narrow: bool = False
-) -> Any:
-    """Prepare ``gat`` of the scores ``<h, source>`` and ``<h, target>`` of each row and head.
-
-    To ``train``, what its gradient needs too: ``Forward.plus``, and in one array the statistics, 4
-    of each row and head, and the scores of sources and of targets.
-    """
-    args = VectorArguments(*arguments)
-    case, h = _case_of(m, args, heads_of(args.source), narrow), args.h
-    items, feat, size = S.n_rows * case.heads, case.feat, ITEMSIZE[case.sums]
-    results, plus, statistics = [result_like(h, case.dtype)], "", ""
-    if train:
-        results += result_like(h, case.dtype), Result((6 * items,), case.sums, "")
-        plus, statistics = "out_1", "out_2"
-    if not (items * feat and (S.nnz or case.loops or case.bias)):
-        return zeroed(S, results)
-    if narrow is True:
-        return partial(_round_first, gat_of_vectors_with_statistics if train else gat_of_vectors, 0)
-    array, begin, room = ("out_2", 4, 0) if train else ("workspace", 0, padded(2 * items * size))
-    el, er = ((array, (begin + end) * items * size) for end in (0, 1))
-    vector = _vector(m, case, h, args.source, args.target)
-    launch = scores_launch(case.device, case.dtype, S.n_rows, case.heads, feat, vector)
-    arrays = h, None, args.bias, narrow
-    launches, nbytes = _product(S, m, case, *arrays, el, er, plus, statistics, room)
-    scores = launch, ("h", "source", "target", el, er)
-    return Prepared((scores, *launches), tuple(results), (0, room + nbytes))
-
-
-_OF_VECTORS: Any = _OF_ENDS | {"names": VectorArguments._fields}
-gat_of_vectors = Launcher(
-    with_options("gat_of_vectors", _prepare_of_vectors, train=False), **_OF_VECTORS
-)
-gat_of_vectors_with_statistics = Launcher(
-    with_options("gat_of_vectors_with_statistics", _prepare_of_vectors, train=True), **_OF_VECTORS
-)
-
-
 def _vector(m: Memory, case: Case, *arrays: Array | None) -> int:
     """Count the values of a load, of rows that begin and end as those of the arrays."""
     size = ITEMSIZE[case.dtype]
@@ -275,7 +254,7 @@ def _vector(m: Memory, case: Case, *arrays: Array | None) -> int:
 # Gradients
 
 
-@launcher(sizes=sizes, in_place=(), names=GatArguments._fields, structures=2)
+@launcher(**_OF_ENDS, structures=2)
 def gat_backward(
     S: Structure, m: Memory, T: Structure, grad: Array, result: Array | None, plus: Array | None,
     statistics: Array | None, of_edges: bool, *arguments: Any, narrow: bool = False, **_: Any,
@@ -306,7 +285,7 @@ def gat_backward(
     return Prepared(tuple(launches), results, (0, nbytes), finish)
 
 
-@launcher(sizes=sizes, in_place=(), names=VectorArguments._fields, structures=2)
+@launcher(**_OF_VECTORS, structures=2)
 def gat_of_vectors_backward(
     S: Structure, m: Memory, T: Structure, grad: Array, result: Array, plus: Array, of_rows: Array,
     of_edges: bool, *arguments: Any, narrow: bool = False,
