@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from ...._caches import lru_cache
 from ....formats.arrays import VALUE_DTYPES, Array
 from ...engine import jit
-from ...engine.call import Prepared, Result, launcher, zeroed
+from ...engine.call import Launcher, Prepared, Result, launcher, with_options, zeroed
 from ...engine.jit import ITEMSIZE, Launch, row_bytes
 from ...engine.memory import Memory
 from ...engine.structure import Structure, exact
@@ -115,34 +115,31 @@ def _case_of(m: Memory, args: PairwiseArguments) -> Case:
     return Case(m, *of_keys, dropped, args)
 
 
-@launcher(in_place=(), names=PairwiseArguments._fields, structure=structure_with_columns)
-def pairwise(S: Structure, m: Memory, *arguments: Any, out: Array | None = None) -> Prepared:
-    """Prepare ``O[i, h] = sum of M[e, h] P[e, h] V[j, h]``, of ``PairwiseArguments``."""
-    case = _case_of(m, PairwiseArguments(*arguments))
-    results = (result_like(case.args.keys, case.dtype),)
-    return _forward(S, case, Pass(FORWARD, "out", alignment=m.pointer(out)), results)
+def _prepare(
+    S: Structure, m: Memory, *arguments: Any, train: bool, out: Array | None = None
+) -> Prepared:
+    """Prepare ``O[i, h] = sum of M[e, h] P[e, h] V[j, h]``, of ``PairwiseArguments``.
 
-
-@launcher(in_place=(), names=PairwiseArguments._fields, structure=structure_with_columns)
-def pairwise_with_statistics(S: Structure, m: Memory, *arguments: Any) -> Prepared:
-    """Prepare ``pairwise``, and what backward reads of each row and head.
-
-    (n_rows, heads, 2): the largest score, and 1 over the sum of exponentials relative to that;
-    zeros if there are no entries or no features.
+    To ``train``, statistics too, (n_rows, heads, 2): the largest score, and 1 over the sum of
+    exponentials relative to that; zeros if there are no entries or no features.
     """
     case = _case_of(m, PairwiseArguments(*arguments))
-    results = result_like(case.args.keys, case.dtype), Result((case.heads, 2), case.sums)
-    return _forward(S, case, Pass(FORWARD, "out", statistics="out_1"), results)
-
-
-def _forward(S: Structure, case: Case, work: Pass, results: tuple[Result, ...]) -> Prepared:
-    """Prepare the product."""
-    if not (S.n_rows and case.heads):
-        return Prepared((), results)
-    if not (case.feat and (S.nnz or case.args.loops)):
+    results = [result_like(case.args.keys, case.dtype)]
+    results += [Result((case.heads, 2), case.sums)] * train
+    if not (S.n_rows and case.heads and case.feat and (S.nnz or case.args.loops)):
         return zeroed(S, results)
+    work = Pass(FORWARD, "out", alignment=m.pointer(out), statistics="out_1" * train)
     launches, nbytes, lasts = _pass(S, case, work)
-    return Prepared(tuple(launches), results, (0, nbytes), lasts=lasts)
+    return Prepared(tuple(launches), tuple(results), (0, nbytes), lasts=lasts)
+
+
+_OF_PAIRS: Any = {"in_place": (), "names": PairwiseArguments._fields}
+pairwise, pairwise_with_statistics = (
+    Launcher(
+        with_options(name, _prepare, train=train), structure=structure_with_columns, **_OF_PAIRS
+    )
+    for name, train in (("pairwise", False), ("pairwise_with_statistics", True))
+)
 
 
 def _of_targets(A: Any, *args: Any, **_: Any) -> Structure:
@@ -151,7 +148,7 @@ def _of_targets(A: Any, *args: Any, **_: Any) -> Structure:
     return exact(S) if args[9:] and args[9] is not None else S
 
 
-@launcher(in_place=(), names=PairwiseArguments._fields, structure=_of_targets, structures=2)
+@launcher(structure=_of_targets, structures=2, **_OF_PAIRS)
 def pairwise_backward(
     S: Structure, m: Memory, T: Structure, grad: Array, result: Array | None,
     statistics: Array | None, of_edges: bool, *arguments: Any,
