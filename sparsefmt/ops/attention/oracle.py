@@ -146,13 +146,9 @@ def gat_backward_bound(
 
 
 def attend_oracle(
-    A: Format,
-    queries: Array,
-    keys: Array,
-    values: Array | None = None,
-    att: Array | None = None,
+    A: Format, queries: Array, keys: Array, values: Array | None = None, att: Array | None = None,
     **options: Any,
-) -> Array:
+) -> Array:  # fmt: skip
     """Compute ``ops.gatv2`` or ``ops.dot_attention``, in float64.
 
     Examples

@@ -254,69 +254,59 @@ def _vector(m: Memory, case: Case, *arrays: Array | None) -> int:
 # Gradients
 
 
-@launcher(**_OF_ENDS, structures=2)
-def gat_backward(
+def _prepare_gradients(
     S: Structure, m: Memory, T: Structure, grad: Array, result: Array | None, plus: Array | None,
-    statistics: Array | None, of_edges: bool, *arguments: Any, narrow: bool = False, **_: Any,
+    statistics: Array | None, of_edges: bool, *arguments: Any,
+    kind: type[GatArguments | VectorArguments], narrow: bool = False, **_: Any,
 ) -> Any:  # fmt: skip
     """Prepare gradients of ``h, el, er, loop_edges, edges``: empty if not given or not wanted.
 
-    What is not given of the forward pass is made anew.
+    Where vectors make the scores, that of ``source, target, bias``, in one, is in the place of
+    those of ``el, er``.  What is not given of the forward pass is made anew.
     """
     if statistics is None:
         return partial(forward_first, gat_with_statistics, gat_backward, 3)
-    args = GatArguments(*arguments)
-    case = _case_of(m, args, heads_and_feat(args.h), narrow)
-    if run := _unprepared(gat_backward, S, case, of_edges, narrow):
-        return run
-    slices, alignment = _slices(m, case, grad, args.h, narrow)
-    results = (
-        result_like(args.h, case.dtype, "n_cols"),
-        Result((*args.el.shape[1:], *(slices,) * (slices > 1)), case.sums, "n_cols"),
-        result_like(args.er, case.sums),
-        result_like(args.loop_edges, case.sums),
-        result_like(args.edges if of_edges else None, case.sums, "nnz"),
-    )
-    at = padded(4 * S.n_rows * case.heads * ITEMSIZE[case.sums])
-    read, written = ("el", "er", "statistics"), ("out_1", "out_2", "out_3", "out_4" * of_edges)
-    arrays = grad, args.h, slices, alignment
-    launches, nbytes = _gradients(S, T, m, case, *arrays, read, written, at)
-    finish = adding_up(1, -1) if slices > 1 else tuple
-    return Prepared(tuple(launches), results, (0, nbytes), finish)
-
-
-@launcher(**_OF_VECTORS, structures=2)
-def gat_of_vectors_backward(
-    S: Structure, m: Memory, T: Structure, grad: Array, result: Array, plus: Array, of_rows: Array,
-    of_edges: bool, *arguments: Any, narrow: bool = False,
-) -> Any:  # fmt: skip
-    """Prepare gradients of ``h``, ``source, target, bias`` in one, ``loop_edges``, ``edges``."""
-    args = VectorArguments(*arguments)
-    case, h = _case_of(m, args, heads_of(args.source), narrow), args.h
-    if run := _unprepared(gat_of_vectors_backward, S, case, of_edges, narrow):
+    args: Any = kind(*arguments)
+    of_vectors, h = kind is VectorArguments, args.h
+    case = _case_of(m, args, heads_of(args.source) if of_vectors else heads_and_feat(h), narrow)
+    if run := _unprepared(_BACKWARD[kind], S, case, of_edges, narrow):
         return run
     slices, alignment = _slices(m, case, grad, h, narrow)
-    n, items, size = S.n_rows, S.n_rows * case.heads, ITEMSIZE[case.sums]
+    items, sums = S.n_rows * case.heads, case.sums
+    edges, of_h = args.edges if of_edges else None, result_like(h, case.dtype, "n_cols")
+    results = [of_h, result_like(args.loop_edges, sums), result_like(edges, sums, "nnz")]
+    gradients, size = (S, T, m, case, grad, h, slices, alignment), ITEMSIZE[sums]
+    if not of_vectors:
+        of_sources = Result((*args.el.shape[1:], *(slices,) * (slices > 1)), sums, "n_cols")
+        results[1:1] = of_sources, result_like(args.er, sums)
+        read, written = ("el", "er", "statistics"), ("out_1", "out_2", "out_3", "out_4" * of_edges)
+        launches, nbytes = _gradients(*gradients, read, written, padded(4 * items * size))
+        finish = adding_up(1, -1) if slices > 1 else tuple
+        return Prepared(tuple(launches), tuple(results), (0, nbytes), finish)
     vectors = 2 if args.bias is None else 3, *args.source.shape
-    results = [
-        result_like(h, case.dtype),
-        Result(vectors, case.sums, ""),
-        result_like(args.loop_edges, case.sums),
-        result_like(args.edges if of_edges else None, case.sums, "nnz"),
-    ]
+    results.insert(1, Result(vectors, sums, ""))
     if not items * case.feat:  # no score changes anything
         return zeroed(S, results)
     d_el, d_er = ("workspace", 4 * items * size), ("workspace", (4 + slices) * items * size)
-    read = ("of_rows", 4 * items * size), ("of_rows", 5 * items * size), "of_rows"
+    el, er = (("statistics", (4 + end) * items * size) for end in (0, 1))
     written, at = (d_el, d_er, "out_2", "out_3" * of_edges), padded((5 + slices) * items * size)
-    launches, nbytes = _gradients(S, T, m, case, grad, h, slices, alignment, read, written, at)
+    launches, nbytes = _gradients(*gradients, (el, er, "statistics"), written, at)
     of_bias, of_result = (grad, "grad") if case.bias else (None, "")
     vector = _vector(m, case, h, args.source, args.target, of_bias)
-    of_case = case.device, case.dtype, n, case.heads, case.feat, slices, vector
+    of_case = case.device, case.dtype, S.n_rows, case.heads, case.feat, slices, vector
     blocks, launch = through_launch(*of_case)
     ends = "h", "out", d_el, d_er, "source", "target", of_result, "out", "out_1"
-    results[1] = Result((blocks, *vectors), case.sums, "")  # added up over the blocks
+    results[1] = Result((blocks, *vectors), sums, "")  # added up over the blocks
     return Prepared((*launches, (launch, ends)), tuple(results), (0, nbytes), adding_up(1, 0))
+
+
+_BACKWARD = {
+    kind: Launcher(
+        with_options(f"{name}_backward", _prepare_gradients, kind=kind), structures=2, **facts
+    )
+    for name, kind, facts in _KINDS
+}
+gat_backward, gat_of_vectors_backward = _BACKWARD.values()
 
 
 def _unprepared(

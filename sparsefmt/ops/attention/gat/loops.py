@@ -146,15 +146,9 @@ def _sums(X: Array, ldx: int, at: Index, row: Array, own: int, weights: Array, c
 
 @inlined
 def _drop(
-    dropping: Dropping,
-    perm: Array,
-    start: Index,
-    stored: int,
-    loop: Index,
-    size: int,
-    h: int,
+    dropping: Dropping, perm: Array, start: Index, stored: int, loop: Index, size: int, h: int,
     weights: Array,
-) -> None:
+) -> None:  # fmt: skip
     """Set weights of dropped entries to 0; ``perm``, if any, numbers stored ones."""
     for k in range(stored):
         number = np.int64(perm[start + k]) if len(perm) else start + k
