@@ -85,12 +85,11 @@ def gat(
     Notes
     -----
     Deterministic.  No array of the size of the entries is made, but for small graphs on the CPU.
-    With bf16 a result is off by
-    ``2**-8 * sum_e M[e, h] P[e, h] |H[j, h, :]|`` at most, beside float32's own rounding, and
-    features beyond 3.39e38 become infinite.  The mask is by Philox4x32-10: an
-    entry is dropped from head ``h`` where the first word of the counter ``(e, h)`` lies below
-    ``dropout * 2**32``; loops of ``self_loops`` count from ``nnz`` on.  GAT (ICLR'18), equations 1
-    to 4; fuseGNN (ICCAD'20), section 3.
+    With bf16 a result is off by ``2**-8 * sum_e M[e, h] P[e, h] |H[j, h, :]|`` at most, beside
+    float32's own rounding, and features beyond 3.39e38 become infinite.  The mask is by
+    Philox4x32-10: an entry is dropped from head ``h`` where the first word of the counter
+    ``(e, h)`` lies below ``dropout * 2**32``; loops of ``self_loops`` count from ``nnz`` on.
+    GAT (ICLR'18), equations 1 to 4; fuseGNN (ICCAD'20), section 3.
     """
     arrays = {"H": H, "el": el, "er": er, "edge_scores": edge_scores}
     numbers = negative_slope, dropout, seed, self_loops
@@ -148,9 +147,8 @@ def gat_backward(
     -----
     Deterministic: no atomics.  ``O`` and the statistics of ``P`` are computed anew, and the
     transpose by ``A.tocsc_with_perm()``, at each call; ``autograd`` keeps both.  Other arrays of
-    the size of the entries are made only where ``edge_scores`` are given.  ``dz`` is linear in sums
-    of the positive and the negative scores of a row, which are made apart: no entry needs the
-    product ``<grad, H>`` but for ``dedge_scores``.
+    the size of the entries are made only for ``dedge_scores``: all else is linear in sums of the
+    positive and of the negative scores of a row.
     """
     arrays = {"H": H, "el": el, "er": er, "edge_scores": edge_scores, "grad": grad}
     numbers = negative_slope, dropout, seed, self_loops
@@ -173,8 +171,7 @@ def gat_attention(
     Parameters
     ----------
     A, el, er, edge_scores, negative_slope, self_loops
-        As for ``gat``; ``er`` and ``edge_scores`` have the dtype of ``el``, or
-        float32 beside 2 bytes.
+        As for ``gat``; ``er`` and ``edge_scores`` have el's dtype, or float32 beside 2 bytes.
 
     Returns
     -------
@@ -295,9 +292,8 @@ def gatv2_backward(
 
     Notes
     -----
-    Deterministic: no atomics.  ``O`` and the sums of ``P`` are computed anew, and the transpose by
-    ``A.tocsc_with_perm()``, at each call; ``autograd`` keeps both.  Scores are made again, and
-    only two numbers of each row are kept: no other array of the size of the entries is made.
+    Deterministic: no atomics.  What is computed anew is that of ``gat_backward``; no other array of
+    the size of the entries is made.
     """
     arrays = {"left": left, "right": right, "att": att, "edge_scores": edge_scores, "grad": grad}
     numbers = negative_slope, dropout, seed, self_loops
@@ -405,8 +401,7 @@ def dot_attention_backward(
 
     Notes
     -----
-    Deterministic: no atomics.  ``O``, the sums of ``P`` and the transpose are computed anew at each
-    call; ``autograd`` keeps them.
+    As ``gatv2_backward``.
     """
     arrays = {"keys": keys, "queries": queries, "values": values, "edge_scores": edge_scores}
     arrays, numbers = arrays | {"grad": grad}, (0.0, dropout, seed, self_loops)

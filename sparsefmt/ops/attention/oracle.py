@@ -149,16 +149,7 @@ def attend_oracle(
     A: Format, queries: Array, keys: Array, values: Array | None = None, att: Array | None = None,
     **options: Any,
 ) -> Array:  # fmt: skip
-    """Compute ``ops.gatv2`` or ``ops.dot_attention``, in float64.
-
-    Examples
-    --------
-    >>> import numpy as np, sparsefmt
-    >>> A = sparsefmt.CSR([0, 2, 2], [0, 1], shape=(2, 2))
-    >>> zero, V = np.zeros((2, 1)), np.array([[1.0], [3.0]])
-    >>> attend_oracle(A, zero, zero, V).tolist()
-    [[2.0], [0.0]]
-    """
+    """Compute ``ops.gatv2`` or ``ops.dot_attention``, in float64."""
     w = _pair_weights(A, queries, keys, values, att, **options)
     return _result(w, w.values).reshape(A.n_rows, *keys.shape[1:])
 

@@ -117,10 +117,9 @@ def _case_of(
     """Read the case of a call from its arguments; ``shape`` are heads and features."""
     bias = getattr(args, "bias", None) if shape[1] else None
     arrays = {"bias": bias, "edges": args.edges, "loop_edges": args.loop_edges}
-    names = ("" if array is None else name for name, array in arrays.items())
-    of_bias, of_edges, of_loops = names
+    names: Any = ["" if array is None else name for name, array in arrays.items()]
     numbers: Any = dropping_of(args.dropout, args.seed), args.slope, args.loops, narrow is not False
-    return Case(m.device(args.h), m.dtype(args.h), *shape, of_bias, of_edges, of_loops, *numbers)
+    return Case(m.device(args.h), m.dtype(args.h), *shape, *names, *numbers)
 
 
 # The product
@@ -152,17 +151,19 @@ def _prepare(
         return zeroed(S, results)
     if narrow is True:
         return partial(_round_first, _FORWARD[kind, train], 0)
-    room, scores, ends = 0, (), ("el", "er")
+    room, scores = 0, Launches()
+    el: Argument = "el"
+    er: Argument = "er"
     if of_vectors:
         array, begin, room = (
             ("out_2", 4, 0) if train else ("workspace", 0, padded(2 * items * size))
         )
-        ends = el, er = [(array, (begin + end) * items * size) for end in (0, 1)]
+        el, er = ((array, (begin + end) * items * size) for end in (0, 1))
         vector = _vector(m, case, h, args.source, args.target)
         launch = scores_launch(case.device, case.dtype, S.n_rows, *shape, vector)
-        scores = ((launch, ("h", "source", "target", el, er)),)
+        scores.append((launch, ("h", "source", "target", el, er)))
     arrays = h, out, getattr(args, "bias", None), narrow
-    launches, nbytes = _product(S, m, case, *arrays, *ends, plus, statistics, room)
+    launches, nbytes = _product(S, m, case, *arrays, el, er, plus, statistics, room)
     return Prepared((*scores, *launches), tuple(results), (0, room + nbytes))
 
 
@@ -279,8 +280,9 @@ def _prepare_gradients(
     if not of_vectors:
         of_sources = Result((*args.el.shape[1:], *(slices,) * (slices > 1)), sums, "n_cols")
         results[1:1] = of_sources, result_like(args.er, sums)
-        read, written = ("el", "er", "statistics"), ("out_1", "out_2", "out_3", "out_4" * of_edges)
-        launches, nbytes = _gradients(*gradients, read, written, padded(4 * items * size))
+        written: Any = "out_1", "out_2", "out_3", "out_4" * of_edges
+        ends = ("el", "er", "statistics"), written, padded(4 * items * size)
+        launches, nbytes = _gradients(*gradients, *ends)
         finish = adding_up(1, -1) if slices > 1 else tuple
         return Prepared(tuple(launches), tuple(results), (0, nbytes), finish)
     vectors = 2 if args.bias is None else 3, *args.source.shape
@@ -289,15 +291,15 @@ def _prepare_gradients(
         return zeroed(S, results)
     d_el, d_er = ("workspace", 4 * items * size), ("workspace", (4 + slices) * items * size)
     el, er = (("statistics", (4 + end) * items * size) for end in (0, 1))
-    written, at = (d_el, d_er, "out_2", "out_3" * of_edges), padded((5 + slices) * items * size)
-    launches, nbytes = _gradients(*gradients, (el, er, "statistics"), written, at)
+    written, room = (d_el, d_er, "out_2", "out_3" * of_edges), padded((5 + slices) * items * size)
+    launches, nbytes = _gradients(*gradients, (el, er, "statistics"), written, room)
     of_bias, of_result = (grad, "grad") if case.bias else (None, "")
     vector = _vector(m, case, h, args.source, args.target, of_bias)
     of_case = case.device, case.dtype, S.n_rows, case.heads, case.feat, slices, vector
     blocks, launch = through_launch(*of_case)
-    ends = "h", "out", d_el, d_er, "source", "target", of_result, "out", "out_1"
+    arrays = "h", "out", d_el, d_er, "source", "target", of_result, "out", "out_1"
     results[1] = Result((blocks, *vectors), sums, "")  # added up over the blocks
-    return Prepared((*launches, (launch, ends)), tuple(results), (0, nbytes), adding_up(1, 0))
+    return Prepared((*launches, (launch, arrays)), tuple(results), (0, nbytes), adding_up(1, 0))
 
 
 _BACKWARD = {

@@ -60,11 +60,6 @@ class RowShape:
     packs: int = 0  #: of a lane in wide.cu; 0 where a sub-warp has the row
     slices: int = 1
 
-    @property
-    def values(self) -> int:
-        """Return how many values a lane reads of a slice of a row, over all its packs."""
-        return self.vector * max(self.packs, 1)
-
 
 class Variant(NamedTuple):
     """What a launch computes, as template arguments say it."""
@@ -85,10 +80,6 @@ class Case(NamedTuple):
     feat: int
     dropped: Dropping
     args: PairwiseArguments
-
-    def name(self, field: str) -> str:
-        """Return the name of an optional argument, or "" for none."""
-        return "" if getattr(self.args, field) is None else field
 
 
 class Pass(NamedTuple):
@@ -210,11 +201,9 @@ def _pass(S: Structure, case: Case, work: Pass, at: int = 0) -> tuple[Launches, 
     numbered = args.edges is not None or work.dedges != "" or dropped.below > 0
     name, constants = instantiation(types, shape, variant, extra=numbered or args.loops)
     before, behind = ("5P", "PqII") if shape.packs else ("7P", "P2qII")
-    layout, teams = (
-        f"{before}{LAYOUTS[case.dtype]}{behind}",
-        case.heads // shape.mates * shape.slices,
-    )
+    layout = f"{before}{LAYOUTS[case.dtype]}{behind}"
     kernel = jit.load(FILES[name], f"{name}_rows", layout, types, constants)
+    teams = case.heads // shape.mates * shape.slices
     stride = row_bytes(case.heads * case.feat, case.dtype)
     count = 1 if shape.packs else _count_blocks(S, case.dtype, *sizes, variant)
     several = blocks_of(S, count, m.stream(args.keys)) if count > 1 else ()
@@ -232,10 +221,10 @@ def _pass(S: Structure, case: Case, work: Pass, at: int = 0) -> tuple[Launches, 
     side = "t_" if direction == SOURCES else ""
     summed = args.values is None and direction == SOURCES and shape.packs > 0
     # Where there are loops alone, nothing is read that has a value an entry.
-    edges, dedges = (case.name("edges"), work.dedges) if S.nnz else ("", "")
+    edges, dedges = ("edges", work.dedges) if S.nnz else ("", "")
     indptr, indices = f"{side}indptr", f"{side}indices" if S.nnz else f"{side}indptr"
     perm = "perm" if side and numbered and S.nnz else ""
-    read = "queries", "keys", case.name("values") or "keys"
+    read = "queries", "keys", "keys" if args.values is None else "values"
     grad, stats = ("", "") if direction == FORWARD else ("grad", ("workspace", 0))
     launches: Launches = []
     for step, (B, moves, _) in enumerate(blocks):
@@ -243,7 +232,7 @@ def _pass(S: Structure, case: Case, work: Pass, at: int = 0) -> tuple[Launches, 
         of_block = passed[step % 2] if direction == FORWARD and not last else work.statistics
         results = work.out, work.of_keys, part, other_part, of_block, work.datt, dedges
         attention = (
-            *(*read, grad, case.name("att"), stats, edges, *results, dropped.seed_at),
+            *(*read, grad, "att", stats, edges, *results, dropped.seed_at),
             *(passed[step % 2 - 1] if step else "", dropped.seed, args.slope, args.scale),
             *(dropped.scale, dropped.below, *sizes),
             *(int(args.loops), int(summed), int(step > 0), int(not last)),
@@ -285,7 +274,7 @@ def _bytes_of_cut_rows(
 ) -> int:
     """Count the bytes for sums of rows that thread blocks share; 0 unless a row is very long."""
     n_cuts = max(block.structure.n_cuts for block in blocks)
-    of_lane = (2 if shape.packs else work.arrays) * shape.values + 2
+    of_lane = (2 * shape.packs or work.arrays) * shape.vector + 2
     values = case.heads * shape.slices * shape.lanes * of_lane
     return 2 * n_cuts * values * ITEMSIZE[case.sums]
 
