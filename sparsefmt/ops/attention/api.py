@@ -50,7 +50,7 @@ def gat(
     er : array, shape (n_rows, heads) or (n_rows,)
         The targets' part.
     edge_scores : array, shape (nnz, heads) or (nnz,), optional
-        The entries' own part, in the order of A's own data.
+        The entries' own part, of such a dtype, in the order of A's own data.
     negative_slope : float
     dropout : float
         From 0 to less than 1.
@@ -211,23 +211,20 @@ def gatv2(
     """Aggregate the features of each vertex's in-neighbours by GATv2's attention.
 
     ``O[i, h, :] = sum_e M[e, h] P[e, h] left[j, h, :]`` over the stored entries ``e = (i, j)`` of
-    row ``i``, where ``P[e, h] = exp(s[e, h] - m) / sum_e' exp(s[e', h] - m)`` is the softmax over
-    the row of ``s[e, h] = sum_f att[h, f] leaky(left[j, h, f] + right[i, h, f]) +
-    edge_scores[e, h]``, and ``leaky(z)`` is ``z`` where positive, else ``negative_slope * z``.
-    ``M`` is 0 with probability ``dropout``, else ``1 / (1 - dropout)``.
+    row ``i``, where ``P`` is the softmax over the row of
+    ``s[e, h] = sum_f att[h, f] leaky(left[j, h, f] + right[i, h, f]) + edge_scores[e, h]``, and
+    ``leaky`` and ``M`` are those of ``gat``.
 
     Parameters
     ----------
-    A, negative_slope, dropout, seed, self_loops, out
-        As for ``gat``.
+    A, edge_scores, negative_slope, dropout, seed, self_loops, out
+        As for ``gat``; ``edge_scores`` have the dtype of ``att``.
     left : array, shape (n_cols, heads, feat) or (n_cols, feat)
         Of the sources, whose values these are too; dtypes as of ``H`` in ``gat``.
     right : array, shape (n_rows, heads, feat) or (n_rows, feat)
         Of the targets, in the dtype of ``left``.
     att : array, shape (heads, feat) or (feat,)
         In the dtype of ``left``, or float32 beside 2-byte features.
-    edge_scores : array, shape (nnz, heads) or (nnz,), optional
-        Added to the scores of the entries, in the order of A's own data; dtype as of ``att``.
 
     Returns
     -------
@@ -318,22 +315,18 @@ def dot_attention(
 
     ``O[i, h, :] = sum_e M[e, h] P[e, h] values[j, h, :]`` over the stored entries ``e = (i, j)`` of
     row ``i``, where ``P`` is the softmax over the row of
-    ``s[e, h] = scale <queries[i, h], keys[j, h]> + edge_scores[e, h]``, and ``M`` is 0 with
-    probability ``dropout``, else ``1 / (1 - dropout)``.
+    ``s[e, h] = scale <queries[i, h], keys[j, h]> + edge_scores[e, h]``, and ``M`` that of ``gat``.
 
     Parameters
     ----------
-    A, dropout, seed, self_loops, out
-        As for ``gat``.
+    A, edge_scores, dropout, seed, self_loops, out
+        As for ``gat``, whose ``H`` are the keys.
     queries : array, shape (n_rows, heads, feat) or (n_rows, feat)
         Of the targets, in the dtype of ``keys``.
     keys : array, shape (n_cols, heads, feat) or (n_cols, feat)
         Of the sources; dtypes as of ``H`` in ``gat``.
     values : array, shape of ``keys``, optional
         What is aggregated; the keys if left out.
-    edge_scores : array, shape (nnz, heads) or (nnz,), optional
-        Added to the entries' scores, in the order of A's own data: in the dtype of ``keys``, or
-        float32 beside 2-byte features.
     scale : float, optional
         ``1 / sqrt(feat)`` if left out.
 

@@ -344,23 +344,14 @@ def instantiation(
 
 def instantiations() -> Iterator[tuple[str, str]]:
     """Yield file and C++ name of every kernel of attention between rows that may be launched."""
+    scores = (DOT, False), (DOT, True), (ADDITIVE, True)
+    variants = [Variant(d, *score) for d, score in product((FORWARD, SOURCES, TARGETS), scores)]
+    widths = [2**power for power in range(11)]
     for types in product(VALUE_DTYPES, ("int32", "int64")):
-        for kernel, constants in _instantiations(types):
+        sizes = product((1, 2, 4, 8), widths, (0, ITEMSIZE[types[0]], 8))
+        every = product({row_shape(*types, *size) for size in sizes}, variants, (False, True))
+        for kernel, constants in sorted({instantiation(types, s, v, extra=e) for s, v, e in every}):
             yield FILES[kernel], jit.expression(f"{kernel}_rows", types, constants)
         yield FILES["attend"], jit.expression("attend_cut_rows", types, ())
     for dtype in VALUE_DTYPES:
         yield FILES["attend"], jit.expression("attend_stats", (dtype,), ())
-
-
-def _instantiations(types: tuple[str, str]) -> list[tuple[str, tuple[int, ...]]]:
-    """List kernels and template arguments for these types."""
-    size, tuned = ITEMSIZE[types[0]], types[0] != "float64" and types[1] == "int32"
-    vector = 16 // size
-    shapes = [RowShape(n, vector, _mates(n)) for n in (LANES if tuned else FEW_LANES)]
-    if tuned:
-        shapes += [RowShape(SHORT_LANES, 1), RowShape(16, 8 // size), RowShape(jit.WARP, 1)]
-    shapes += [RowShape(jit.WARP, v, packs=packs(types[0], v)) for v in (vector, 1)]
-    scores = [(DOT, False), (DOT, True), (ADDITIVE, True)]
-    variants = [Variant(d, *score) for d, score in product((FORWARD, SOURCES, TARGETS), scores)]
-    every = product(shapes, variants, (False, True))
-    return sorted({instantiation(types, shape, v, extra=e) for shape, v, e in every})
