@@ -317,8 +317,8 @@ def _unprepared(
     """Return what runs a case whose launches cannot be prepared for all of its calls, or None."""
     if narrow is True:
         return partial(_round_first, launcher, 2)
-    if case.edges and of_edges and S.alike is not None:  # products depend on the number of entries
-        return lambda S, *args, **options: call(launcher, S.cached(replace), *args, **options)
+    if case.edges and of_edges and S.shared is not None:  # products depend on the number of entries
+        return lambda S, *args, **options: call(launcher, S.prepared(replace), *args, **options)
     return None
 
 
