@@ -282,9 +282,9 @@ def _weights(
     heads, feat = q.shape[1:]
     eps, tiny = precision_of(np.float32 if like.dtype.itemsize == 2 else like.dtype)
     own = np.zeros((A.nnz + A.n_rows, heads))  # edge scores of all entries and virtual loops
-    for part, given in ((own[: A.nnz], edge_scores), (own[A.nnz :], loop_edges)):
-        if given is not None:
-            part[...] = float64(given).reshape(part.shape)
+    for part, scores in ((own[: A.nnz], edge_scores), (own[A.nnz :], loop_edges)):
+        if scores is not None:
+            part[...] = float64(scores).reshape(part.shape)
     own, none = own[number][:, :, None], np.zeros((1, heads, feat))
     steeper, steepest = abs(1 - negative_slope), max(1.0, abs(negative_slope))
     with np.errstate(invalid="ignore"):  # infinite scores, and NaN

@@ -449,13 +449,11 @@ def _attention(A: CSR, args: GatArguments, out: Array) -> None:
 
 def gat_scores(h: Array, source: Array, target: Array) -> tuple[Array, Array]:
     """Compute ``el = <h, source>`` and ``er = <h, target>`` of each row and head."""
-    el, er = (np.empty(h.shape[:-1], type_of_sums(h)) for _ in range(2))
+    el, er = np.zeros((2, *h.shape[:-1]), type_of_sums(h))
     if h.size:
         args = packed(h), packed(source), packed(target), *heads_and_feat(h)
         with writing(el) as (_, pieces):
             scores_of_vectors(*args, el.reshape(-1), er.reshape(-1), pieces)
-    else:
-        el[...] = er[...] = 0
     return el, er
 
 
