@@ -272,7 +272,9 @@ def _prepare_gradients(
     case = _case_of(m, args, heads_of(args.source) if of_vectors else heads_and_feat(h), narrow)
     if run := _unprepared(_BACKWARD[kind], S, case, of_edges, narrow):
         return run
-    slices, alignment = _slices(m, case, grad, h, narrow)
+    gathered, dtype = (narrow, NARROW) if case.narrow else (grad, case.dtype)
+    alignment = (m.pointer(gathered) | m.pointer(h) >> case.narrow) % 16
+    slices = row_shape(dtype, case.heads, case.feat, alignment)[2]
     items, sums = S.n_rows * case.heads, case.sums
     edges, of_h = args.edges if of_edges else None, result_like(h, case.dtype, "n_cols")
     results = [of_h, result_like(args.loop_edges, sums), result_like(edges, sums, "nnz")]
@@ -320,14 +322,6 @@ def _unprepared(
     if case.edges and of_edges and S.shared is not None:  # products depend on the number of entries
         return lambda S, *args, **options: call(launcher, S.prepared(replace), *args, **options)
     return None
-
-
-def _slices(m: Memory, case: Case, grad: Array, h: Array, narrow: Any) -> tuple[int, int]:
-    """Return the slices of a head in sums over columns, and the lowest bits of all addresses."""
-    gathered = m.pointer(narrow if case.narrow else grad)
-    alignment = (gathered | m.pointer(h) >> case.narrow) % 16
-    dtype = NARROW if case.narrow else case.dtype
-    return row_shape(dtype, case.heads, case.feat, alignment)[2], alignment
 
 
 def _gradients(

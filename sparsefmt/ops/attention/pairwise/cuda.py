@@ -1,11 +1,8 @@
 """Prepare attention whose scores are of two rows: GATv2's, and those of dot products.
 
-Queries are the targets' and keys the sources', (n, heads, feat) or (n, feat).  Scores are additive
-where ``att`` is given; without ``values`` the keys are the values, as they always are then.  What
-belongs to scores (``att``, ``edges``, statistics and their gradients) is float32 for 2-byte
-features.  ``seed`` is a ``Scalar``, or an int64 on the device that a captured graph reads at each
-replay.  With ``loops`` stored entries (i, i) are left out and each row has one such entry behind
-its own, whose edge score is 0.
+Shapes, dtypes and arguments are as in ``score``.  Scores are additive where ``att`` is given, and
+the keys are the values then.  With ``loops`` stored entries (i, i) are left out and each row has
+one such entry behind its own, whose edge score is 0.
 """
 
 from collections.abc import Iterator
@@ -293,11 +290,6 @@ def _cut_rows(S: Structure, case: Case, work: Pass, shape: RowShape) -> Launch:
 # How rows are read
 
 
-def packs(dtype: str, vector: int) -> int:
-    """Count the packs of a lane in wide.cu: as many sums as its registers have room for."""
-    return (8 if dtype == "float64" else 16) // vector
-
-
 @lru_cache(maxsize=4096)
 def row_shape(dtype: str, index_dtype: str, heads: int, feat: int, alignment: int) -> RowShape:
     """Choose the widest loads that ``alignment``, the lowest bits of all addresses, allows."""
@@ -307,8 +299,9 @@ def row_shape(dtype: str, index_dtype: str, heads: int, feat: int, alignment: in
     if alignment % 16 == 0:
         vector = 16 // size
         for lanes in LANES if tuned else FEW_LANES:
-            if lanes * vector >= feat and heads % _mates(lanes) == 0:
-                return RowShape(lanes, vector, _mates(lanes))
+            mates = TEAM_BYTES // (16 * lanes) or 1
+            if lanes * vector >= feat and heads % mates == 0:
+                return RowShape(lanes, vector, mates)
         return _wide(dtype, feat, vector)
     if tuned and feat <= SHORT_LANES:
         return RowShape(SHORT_LANES, 1)
@@ -317,14 +310,10 @@ def row_shape(dtype: str, index_dtype: str, heads: int, feat: int, alignment: in
     return RowShape(jit.WARP, 1) if tuned and feat <= jit.WARP else _wide(dtype, feat, 1)
 
 
-def _mates(lanes: int) -> int:
-    """Count the heads side by side, where loads are of 16 bytes."""
-    return TEAM_BYTES // (16 * lanes) or 1
-
-
 def _wide(dtype: str, feat: int, vector: int) -> RowShape:
     """Return the shape of rows that go through a warp slice by slice."""
-    per_lane = packs(dtype, vector)
+    # As many sums as its registers have room for.
+    per_lane = (8 if dtype == "float64" else 16) // vector
     slices = -(-feat // (jit.WARP * per_lane * vector))
     return RowShape(jit.WARP, vector, packs=per_lane, slices=slices)
 
