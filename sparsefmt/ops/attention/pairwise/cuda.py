@@ -6,7 +6,6 @@ one such entry behind its own, whose edge score is 0.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, product
 from math import prod
@@ -47,8 +46,7 @@ FILES = {"attend": "attention/pairwise/pairwise.cu", "attend_wide": "attention/p
 LAYOUTS = dict.fromkeys(VALUE_DTYPES, "16PQfffI6i") | {"float64": "16PQdddI6i"}
 
 
-@dataclass(frozen=True, slots=True)
-class RowShape:
+class RowShape(NamedTuple):
     """The reading of a row of features: a slice has ``packs * lanes * vector`` values."""
 
     lanes: int
