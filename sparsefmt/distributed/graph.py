@@ -281,15 +281,9 @@ class DistGraph(Shared):
         return sampled_aggregate(self.local, x, width, edge_weight, **options)
 
     def aggregate_with_own(
-        self,
-        x: Tensor,
-        own: Tensor,
-        edge_weight: Tensor | None = None,
-        *,
-        k: int | None = None,
-        without: Tensor | None = None,
-        **scales: Any,
-    ) -> Tensor:
+        self, x: Tensor, own: Tensor, edge_weight: Tensor | None = None, *, k: int | None = None,
+        without: Tensor | None = None, **scales: Any,
+    ) -> Tensor:  # fmt: skip
         """Aggregate features, and add a part of each vertex's own."""
         if k is None:
             y, part = self.spmm(x, edge_weight, **scales), x
@@ -386,8 +380,7 @@ class DistGraph(Shared):
     def split(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Split values of this rank's edges: those whose source it has, and the rest."""
         n_edges = self.local.nnz
-        if not isinstance(values, Tensor):
-            raise DtypeError(f"edge_weight is a {type(values).__name__}: give a torch.Tensor.")
+        tensor_checks.tensor("edge_weight", values)
         if values.shape[:1] != (n_edges,):
             raise ShapeError(
                 f"edge_weight has shape {tuple(values.shape)} but this rank has "
@@ -445,15 +438,9 @@ class DistGraph(Shared):
             dist.broadcast_object_list(answer, group_src=0, group=self.group)
         return cast(T, answer[0])
 
-    def check(self, name: str, x: object, *, of: str = "sources", dims: int | None = 2) -> None:
+    def check(self, name: str, x: Tensor, *, of: str = "sources", dims: int | None = 2) -> None:
         """Check for floating features, a row for each source or target of this rank."""
-        if not isinstance(x, Tensor):
-            raise DtypeError(f"{name} is a {type(x).__name__}: give a torch.Tensor.")
-        if x.layout is not torch.strided:
-            raise UnsupportedError(
-                f"{name} has layout {x.layout}: give a dense tensor, {name}.to_dense() for "
-                "instance."
-            )
+        tensor_checks.tensor(name, x)
         n = self.n_sources if of == "sources" else self.n_local
         if x.shape[:1] != (n,) or (dims is not None and x.dim() != dims):
             rows = "rows_of" if self.is_square or of == "targets" else "sources_of"

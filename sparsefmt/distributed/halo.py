@@ -58,12 +58,9 @@ class Halo:
     """
 
     def __init__(
-        self,
-        vertices: Tensor,
-        bounds: tuple[int, ...],
-        group: Group,
+        self, vertices: Tensor, bounds: tuple[int, ...], group: Group,
         exchange_dtype: torch.dtype | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.vertices, self.group, self.exchange_dtype = vertices, group, exchange_dtype
         self.traffic, self.rank = Traffic(), dist.get_rank(group)
         self.n_local = bounds[self.rank + 1] - bounds[self.rank]

@@ -152,13 +152,9 @@ def maxk_product(
 
 
 def _agreed(
-    graph: "DistGraph",
-    x: Tensor,
-    edge_weight: Tensor | None,
-    reduce: str,
-    k: int | None,
+    graph: "DistGraph", x: Tensor, edge_weight: Tensor | None, reduce: str, k: int | None,
     *scales: Tensor | None,
-) -> Weights:
+) -> Weights:  # fmt: skip
     """Check the arguments of a product and split edge weights; while debugging, over all ranks."""
     device = graph.halo.vertices.device
     if not (checks.DEBUG and debugging(device)):
@@ -182,13 +178,9 @@ def _agreed(
 
 
 def checked_weights(
-    graph: "DistGraph",
-    x: Tensor,
-    edge_weight: Tensor | None,
-    reduce: str,
-    *scales: Tensor | None,
+    graph: "DistGraph", x: Tensor, edge_weight: Tensor | None, reduce: str, *scales: Tensor | None,
     split: bool = True,
-) -> Weights:
+) -> Weights:  # fmt: skip
     """Check the arguments of a product before anything travels, and split edge weights."""
     if reduce not in ("sum", "mean"):
         raise UnsupportedError(f"reduce is {reduce!r}: give 'sum' or 'mean'.")
@@ -222,13 +214,9 @@ def _scaled(
 
 
 def _multiplied(
-    graph: "Graph",
-    x: Tensor,
-    weight: Tensor | None,
-    rows: Tensor | None,
-    cols: Tensor | None,
+    graph: "Graph", x: Tensor, weight: Tensor | None, rows: Tensor | None, cols: Tensor | None,
     reduce: str,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Multiply a part of the graph; a mean's scale is float32 for features of 2 bytes."""
     if reduce == "sum":
         return spmm(graph, x, weight, row_scale=rows, col_scale=cols)

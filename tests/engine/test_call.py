@@ -100,7 +100,7 @@ def test_cases_without_end_are_not_all_kept(row, monkeypatch):
     S = structure()
     for slope in (0.1, 0.2, 0.3, 0.4, 0.4):
         call(made, S, Array(10), None, slope)
-        assert all(len(cases) <= 3 for cases in S.decided.values())
+        assert all(len(cases) <= 3 for cases in S.cases.values())
     assert prepared == [(4, slope) for slope in (0.1, 0.2, 0.3, 0.4)]
     assert len(launched) == 5
 
@@ -108,7 +108,7 @@ def test_cases_without_end_are_not_all_kept(row, monkeypatch):
 def test_structures_that_are_alike_share_what_was_prepared(row):
     made, _, prepared, launched = row
     S, T, large = structure(), structure(indptr=50), structure(nnz=1000)
-    S.alike = T.alike = large.alike = {}
+    S.shared = T.shared = large.shared = {}
     for one in (S, T, large, T):
         call(made, one, Array(10))
     assert len(prepared) == 2  # sizes tell the large one apart

@@ -59,7 +59,7 @@ def _spmm_sampled_dx_on_cuda(
     t_indptr, rows, perm = _transposed(cols, None if values is None else entries, rows, S.n_cols)
     places = t_indptr.data_ptr(), rows.data_ptr()
     T = Structure(S.n_cols, S.n_rows, rows.shape[0], S.index_dtype, *places, *[0] * 7)
-    T._decided = S.cached(_of_transposes, room)
+    T._prepared = S.prepared(_of_transposes, room)
     factors = _row_factors(indptr, row_scale, sums_dtype(grad), sampling)
     return call(sampling_cuda.spmm_sampled, T, grad, values, col_scale, factors, perm=perm)
 

@@ -50,7 +50,7 @@ def gat(
     er : array, shape (n_rows, heads) or (n_rows,)
         The targets' part.
     edge_scores : array, shape (nnz, heads) or (nnz,), optional
-        The entries' own part, in the order of A's own data.
+        The entries' own part, of such a dtype, in the order of A's own data.
     negative_slope : float
     dropout : float
         From 0 to less than 1.
@@ -85,12 +85,11 @@ def gat(
     Notes
     -----
     Deterministic.  No array of the size of the entries is made, but for small graphs on the CPU.
-    With bf16 a result is off by
-    ``2**-8 * sum_e M[e, h] P[e, h] |H[j, h, :]|`` at most, beside float32's own rounding, and
-    features beyond 3.39e38 become infinite.  The mask is by Philox4x32-10: an
-    entry is dropped from head ``h`` where the first word of the counter ``(e, h)`` lies below
-    ``dropout * 2**32``; loops of ``self_loops`` count from ``nnz`` on.  GAT (ICLR'18), equations 1
-    to 4; fuseGNN (ICCAD'20), section 3.
+    With bf16 a result is off by ``2**-8 * sum_e M[e, h] P[e, h] |H[j, h, :]|`` at most, beside
+    float32's own rounding, and features beyond 3.39e38 become infinite.  The mask is by
+    Philox4x32-10: an entry is dropped from head ``h`` where the first word of the counter
+    ``(e, h)`` lies below ``dropout * 2**32``; loops of ``self_loops`` count from ``nnz`` on.
+    GAT (ICLR'18), equations 1 to 4; fuseGNN (ICCAD'20), section 3.
     """
     arrays = {"H": H, "el": el, "er": er, "edge_scores": edge_scores}
     numbers = negative_slope, dropout, seed, self_loops
@@ -148,9 +147,8 @@ def gat_backward(
     -----
     Deterministic: no atomics.  ``O`` and the statistics of ``P`` are computed anew, and the
     transpose by ``A.tocsc_with_perm()``, at each call; ``autograd`` keeps both.  Other arrays of
-    the size of the entries are made only where ``edge_scores`` are given.  ``dz`` is linear in sums
-    of the positive and the negative scores of a row, which are made apart: no entry needs the
-    product ``<grad, H>`` but for ``dedge_scores``.
+    the size of the entries are made only for ``dedge_scores``: all else is linear in sums of the
+    positive and of the negative scores of a row.
     """
     arrays = {"H": H, "el": el, "er": er, "edge_scores": edge_scores, "grad": grad}
     numbers = negative_slope, dropout, seed, self_loops
@@ -173,8 +171,7 @@ def gat_attention(
     Parameters
     ----------
     A, el, er, edge_scores, negative_slope, self_loops
-        As for ``gat``; ``er`` and ``edge_scores`` have the dtype of ``el``, or
-        float32 beside 2 bytes.
+        As for ``gat``; ``er`` and ``edge_scores`` have el's dtype, or float32 beside 2 bytes.
 
     Returns
     -------
@@ -214,23 +211,20 @@ def gatv2(
     """Aggregate the features of each vertex's in-neighbours by GATv2's attention.
 
     ``O[i, h, :] = sum_e M[e, h] P[e, h] left[j, h, :]`` over the stored entries ``e = (i, j)`` of
-    row ``i``, where ``P[e, h] = exp(s[e, h] - m) / sum_e' exp(s[e', h] - m)`` is the softmax over
-    the row of ``s[e, h] = sum_f att[h, f] leaky(left[j, h, f] + right[i, h, f]) +
-    edge_scores[e, h]``, and ``leaky(z)`` is ``z`` where positive, else ``negative_slope * z``.
-    ``M`` is 0 with probability ``dropout``, else ``1 / (1 - dropout)``.
+    row ``i``, where ``P`` is the softmax over the row of
+    ``s[e, h] = sum_f att[h, f] leaky(left[j, h, f] + right[i, h, f]) + edge_scores[e, h]``, and
+    ``leaky`` and ``M`` are those of ``gat``.
 
     Parameters
     ----------
-    A, negative_slope, dropout, seed, self_loops, out
-        As for ``gat``.
+    A, edge_scores, negative_slope, dropout, seed, self_loops, out
+        As for ``gat``; ``edge_scores`` have the dtype of ``att``.
     left : array, shape (n_cols, heads, feat) or (n_cols, feat)
         Of the sources, whose values these are too; dtypes as of ``H`` in ``gat``.
     right : array, shape (n_rows, heads, feat) or (n_rows, feat)
         Of the targets, in the dtype of ``left``.
     att : array, shape (heads, feat) or (feat,)
         In the dtype of ``left``, or float32 beside 2-byte features.
-    edge_scores : array, shape (nnz, heads) or (nnz,), optional
-        Added to the scores of the entries, in the order of A's own data; dtype as of ``att``.
 
     Returns
     -------
@@ -295,9 +289,8 @@ def gatv2_backward(
 
     Notes
     -----
-    Deterministic: no atomics.  ``O`` and the sums of ``P`` are computed anew, and the transpose by
-    ``A.tocsc_with_perm()``, at each call; ``autograd`` keeps both.  Scores are made again, and
-    only two numbers of each row are kept: no other array of the size of the entries is made.
+    Deterministic: no atomics.  What is computed anew is that of ``gat_backward``; no other array of
+    the size of the entries is made.
     """
     arrays = {"left": left, "right": right, "att": att, "edge_scores": edge_scores, "grad": grad}
     numbers = negative_slope, dropout, seed, self_loops
@@ -322,22 +315,18 @@ def dot_attention(
 
     ``O[i, h, :] = sum_e M[e, h] P[e, h] values[j, h, :]`` over the stored entries ``e = (i, j)`` of
     row ``i``, where ``P`` is the softmax over the row of
-    ``s[e, h] = scale <queries[i, h], keys[j, h]> + edge_scores[e, h]``, and ``M`` is 0 with
-    probability ``dropout``, else ``1 / (1 - dropout)``.
+    ``s[e, h] = scale <queries[i, h], keys[j, h]> + edge_scores[e, h]``, and ``M`` that of ``gat``.
 
     Parameters
     ----------
-    A, dropout, seed, self_loops, out
-        As for ``gat``.
+    A, edge_scores, dropout, seed, self_loops, out
+        As for ``gat``, whose ``H`` are the keys.
     queries : array, shape (n_rows, heads, feat) or (n_rows, feat)
         Of the targets, in the dtype of ``keys``.
     keys : array, shape (n_cols, heads, feat) or (n_cols, feat)
         Of the sources; dtypes as of ``H`` in ``gat``.
     values : array, shape of ``keys``, optional
         What is aggregated; the keys if left out.
-    edge_scores : array, shape (nnz, heads) or (nnz,), optional
-        Added to the entries' scores, in the order of A's own data: in the dtype of ``keys``, or
-        float32 beside 2-byte features.
     scale : float, optional
         ``1 / sqrt(feat)`` if left out.
 
@@ -405,8 +394,7 @@ def dot_attention_backward(
 
     Notes
     -----
-    Deterministic: no atomics.  ``O``, the sums of ``P`` and the transpose are computed anew at each
-    call; ``autograd`` keeps them.
+    As ``gatv2_backward``.
     """
     arrays = {"keys": keys, "queries": queries, "values": values, "edge_scores": edge_scores}
     arrays, numbers = arrays | {"grad": grad}, (0.0, dropout, seed, self_loops)

@@ -6,6 +6,7 @@ Nothing here calls a conversion or a kernel, so that nothing here shares their b
 there is an ``att``, else of ``ops.dot_attention``, whose values are the keys if left out.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,21 +101,11 @@ def gat_backward_oracle(
     are rounded for it.
     """
     w = _gat_weights(A, el, er, H, **options)
-    near_H, near_grad = gathered or (H, grad)
-    g, near_g, near_X = _headed(grad)[w.row], _headed(near_grad)[w.row], _headed(near_H)[w.col]
-    D = (g * _result(w, near_X)[w.row]).sum(axis=2)
-
-    def dz(g: Array, X: Array) -> Array:
-        return w.by_key[:, :, 0] * w.P * (w.M * (g * X).sum(axis=2) - D)
-
-    edges, loops = _placed(A, w, dz(g, w.values))
-    return (
-        _summed(w.col, A.n_cols, w.shares * near_g).reshape(H.shape),
-        _summed(w.col, A.n_cols, dz(near_g, w.values)).reshape(el.shape),
-        _summed(w.row, A.n_rows, dz(g, near_X)).reshape(er.shape),
-        edges.reshape(A.nnz, *el.shape[1:]),
-        loops.reshape(er.shape),
-    )
+    der, dell, dH, _, dscores = _gradients(A, w, grad, gathered)
+    likes = (dH, H), (dell, el), (der, er)
+    edges, loops = _placed(A, w, dscores * w.by_key[:, :, 0])
+    of_arrays = (gradient.reshape(like.shape) for gradient, like in likes)
+    return *of_arrays, edges.reshape(A.nnz, *el.shape[1:]), loops.reshape(er.shape)
 
 
 def gat_backward_bound(
@@ -140,11 +131,8 @@ def gat_backward_bound(
     # Targets take what has a positive score from sums made forward, and D for the whole row.
     degree = w.degree[w.row][:, None]
     by_row = w.steeper * (w.P * D_error + (w.error + (degree + _STEPS) * eps * w.P) * size)
-    dH = _summed(w.col, A.n_cols, (w.M * w.error)[:, :, None] * g)
+    dH = _sum_error(w, w.col, A.n_cols, w.shares * g, (w.M * w.error)[:, :, None] * g)
     in_column = np.bincount(w.col, minlength=A.n_cols)[:, None]
-    dH_size = _summed(w.col, A.n_cols, w.shares * g)
-    dH += ((in_column + _STEPS) * eps + rough)[:, :, None] * dH_size
-    dH += (in_column * least)[:, :, None]
     sum_size = _summed(w.col, A.n_cols, slope * w.P * size)
     dell = _summed(w.col, A.n_cols, each) + (in_column + feat) * eps * sum_size
     # What the oracle itself is off by: at a slope of 1 nothing else is.
@@ -158,23 +146,10 @@ def gat_backward_bound(
 
 
 def attend_oracle(
-    A: Format,
-    queries: Array,
-    keys: Array,
-    values: Array | None = None,
-    att: Array | None = None,
+    A: Format, queries: Array, keys: Array, values: Array | None = None, att: Array | None = None,
     **options: Any,
-) -> Array:
-    """Compute ``ops.gatv2`` or ``ops.dot_attention``, in float64.
-
-    Examples
-    --------
-    >>> import numpy as np, sparsefmt
-    >>> A = sparsefmt.CSR([0, 2, 2], [0, 1], shape=(2, 2))
-    >>> zero, V = np.zeros((2, 1)), np.array([[1.0], [3.0]])
-    >>> attend_oracle(A, zero, zero, V).tolist()
-    [[2.0], [0.0]]
-    """
+) -> Array:  # fmt: skip
+    """Compute ``ops.gatv2`` or ``ops.dot_attention``, in float64."""
     w = _pair_weights(A, queries, keys, values, att, **options)
     return _result(w, w.values).reshape(A.n_rows, *keys.shape[1:])
 
@@ -189,22 +164,12 @@ def attend_bound(
 
 
 def attend_backward_oracle(
-    A: Format,
-    queries: Array,
-    keys: Array,
-    values: Array | None,
-    att: Array | None,
-    grad: Array,
+    A: Format, queries: Array, keys: Array, values: Array | None, att: Array | None, grad: Array,
     **options: Any,
-) -> Gradients:
+) -> Gradients:  # fmt: skip
     """Compute the gradients, in float64; those of edges' scores whether there are any or not."""
     w = _pair_weights(A, queries, keys, values, att, **options)
-    g = _headed(grad)[w.row]
-    D = (g * _result(w, w.values)[w.row]).sum(axis=2)
-    ds = (w.P * (w.M * (g * w.values).sum(axis=2) - D))[:, :, None]
-    dq, dk = _summed(w.row, A.n_rows, ds * w.by_query), _summed(w.col, A.n_cols, ds * w.by_key)
-    dv = _summed(w.col, A.n_cols, w.shares * g)
-    return _shaped(A, w, (queries, keys, values, att), dq, dk, dv, (ds * w.by_att).sum(axis=0), ds)
+    return _shaped(A, w, (queries, keys, values, att), *_gradients(A, w, grad))
 
 
 def attend_backward_bound(
@@ -213,30 +178,45 @@ def attend_backward_bound(
 ) -> Gradients:  # fmt: skip
     """Return how far the gradients may lie from the oracle, as ``gat_backward_bound`` does."""
     w = _pair_weights(A, queries, keys, values, att, **options)
-    g, eps = np.abs(_headed(grad))[w.row], w.eps
-    steps = (g.shape[2] + _STEPS) * eps
-    sizes = np.abs(w.values)
+    g, sizes = np.abs(_headed(grad))[w.row], np.abs(w.values)
     D = (g * _result(w, sizes)[w.row]).sum(axis=2)
     D_error = (g * factor * _result_error(w)[w.row]).sum(axis=2)
-    dot = w.M * (g * sizes).sum(axis=2)
-    off = w.later_error * (dot + D) + w.P * (D_error + 2 * steps * (dot + D))
-    ds, off = (w.P * (dot + D))[:, :, None], off[:, :, None]
-
-    def summed(place: Array, rows: int, sizes: Array, errors: Array) -> Array:
-        count = np.bincount(place, minlength=rows)[:, None, None]
-        rounding = ((count + _STEPS) * eps + w.rough[0]) * _summed(place, rows, sizes)
-        return _summed(place, rows, errors) + rounding + count * w.rough[1]
-
+    size = w.M * (g * sizes).sum(axis=2) + D
+    of_dots = D_error + 2 * (g.shape[2] + _STEPS) * w.eps * size
+    ds = (w.P * size)[:, :, None]
+    off = (w.later_error * size + w.P * of_dots)[:, :, None]
     by_query, by_key, by_att = np.abs(w.by_query), np.abs(w.by_key), np.abs(w.by_att)
-    shares, flipped = w.shares * g, ds * w.flipped
-    dq = summed(w.row, A.n_rows, ds * by_query, off * by_query + flipped)
-    dk = summed(w.col, A.n_cols, ds * by_key, off * by_key + flipped)
-    dv = summed(w.col, A.n_cols, shares, (w.M * w.later_error)[:, :, None] * g)
-    rounding = (len(w.row) + _STEPS) * eps + w.rough[0]
+    of_values, flipped = (w.M * w.later_error)[:, :, None] * g, ds * w.flipped
+    dq = _sum_error(w, w.row, A.n_rows, ds * by_query, off * by_query + flipped)
+    dk = _sum_error(w, w.col, A.n_cols, ds * by_key, off * by_key + flipped)
+    dv = _sum_error(w, w.col, A.n_cols, w.shares * g, of_values)
+    rounding = (len(w.row) + _STEPS) * w.eps + w.rough[0]
     of_att = ((off + rounding * ds) * by_att + ds * w.att_error).sum(axis=0) + w.rough[1]
-    edges = off + w.rough[0] * ds + w.rough[1]
+    edges = (off + w.rough[0] * ds + w.rough[1])[:, :, 0]
     bounds = _shaped(A, w, (queries, keys, values, att), dq, dk, dv, of_att, edges)
     return tuple(None if a is None else factor * a for a in bounds)  # type: ignore[return-value]
+
+
+def _gradients(
+    A: Format, w: "Weights", grad: Array, gathered: tuple[Array, Array] | None = None
+) -> tuple[Array, ...]:
+    """Compute the gradients of queries, keys, values, ``att``, and scores of entries."""
+    g = near_g = _headed(grad)[w.row]
+    X = near_X = w.values
+    if gathered is not None:
+        near_X, near_g = _headed(gathered[0])[w.col], _headed(gathered[1])[w.row]
+    D = (g * _result(w, near_X)[w.row]).sum(axis=2)
+
+    def ds(g: Array, X: Array) -> Array:
+        return (w.P * (w.M * (g * X).sum(axis=2) - D))[:, :, None]
+
+    return (
+        _summed(w.row, A.n_rows, ds(g, near_X) * w.by_query),
+        _summed(w.col, A.n_cols, ds(near_g, X) * w.by_key),
+        _summed(w.col, A.n_cols, w.shares * near_g),
+        (ds(g, X) * w.by_att).sum(axis=0),
+        ds(g, X)[:, :, 0],
+    )
 
 
 # Entries
@@ -260,8 +240,8 @@ class Weights:
     by_query: Array  #: of GAT with a feature of 1: by the targets' scores
     by_key: Array
     by_att: Array
-    att_error: Array  #: of the last
-    flipped: Array  #: of the others, where rounding may decide a sign
+    att_error: Array  #: of ``by_att``
+    flipped: Array  #: of ``by_query`` and ``by_key``, where rounding may decide a sign
     steeper: float  #: by how much the slopes of both signs differ
 
     @property
@@ -271,57 +251,64 @@ class Weights:
 
 
 def _gat_weights(
-    A: Format, el: Array, er: Array, H: Array | None = None, *, edge_scores: Array | None = None,
-    negative_slope: float = 0.2, dropout: float = 0.0, seed: int = 0, self_loops: bool = False,
-    loop_edges: Array | None = None,
-) -> Weights:  # fmt: skip
+    A: Format, el: Array, er: Array, H: Array | None = None, **options: Any
+) -> Weights:
     """Compute the weights of scores of both ends; without ``H`` values are these."""
-    row, col, number = entries = _entries(A, self_loops)
     heads = el.shape[1] if el.ndim == 2 else 1
-    left, right = (float64(a).reshape(len(a), heads) for a in (el, er))
-    own = _own_scores(A, heads, edge_scores, loop_edges)[number]
-    like = el if H is None else H
-    eps, _ = precision = _precision_of_sums(like)
-    size = np.abs(left[col]) + np.abs(right[row]) + np.abs(own)
-    with np.errstate(invalid="ignore"):  # infinite scores, and NaN
-        z = left[col] + right[row] + own
-        slopes = np.where(z > 0, 1.0, negative_slope)
-        off = 2 * eps * size * max(1.0, abs(negative_slope))
-        weights = _weights(A, entries, z * slopes, off, precision, dropout, seed)
-    values = left[:, :, None][col] if H is None else _headed(H)[col]
-    steeper, by = abs(1 - negative_slope), slopes[:, :, None]
-    flipped = (np.abs(z) <= 2 * eps * size)[:, :, None] * steeper
-    of_scores = values, precision_of(like.dtype), by, by, by, by, flipped, steeper
-    return Weights(*(*weights, *of_scores))
+    left, right = (float64(a).reshape(len(a), heads, 1) for a in (el, er))
+    values, like = (left, el) if H is None else (_headed(H), H)
+    return _weights(A, (right, left, values), None, like, of_ends=True, **options)
 
 
 def _pair_weights(
-    A: Format, queries: Array, keys: Array, values: Array | None, att: Array | None, *,
-    edge_scores: Array | None = None, negative_slope: float = 0.2, scale: float | None = None,
-    dropout: float = 0.0, seed: int = 0, self_loops: bool = False,
-) -> Weights:  # fmt: skip
+    A: Format, queries: Array, keys: Array, values: Array | None, att: Array | None, **options: Any
+) -> Weights:
     """Compute the weights of scores of features of both ends."""
-    row, col, number = entries = _entries(A, self_loops)
-    q, k = _headed(queries)[row], _headed(keys)[col]
+    features = [_headed(a) for a in (queries, keys, keys if values is None else values)]
+    return _weights(A, features, att, keys, **options)
+
+
+def _weights(
+    A: Format, features: Sequence[Array], att: Array | None, like: Array, *, of_ends: bool = False,
+    edge_scores: Array | None = None, loop_edges: Array | None = None, negative_slope: float = 0.2,
+    scale: float | None = None, dropout: float = 0.0, seed: int = 0, self_loops: bool = False,
+) -> Weights:  # fmt: skip
+    """Compute the weights of entries from queries, keys and values; sums run as for ``like``.
+
+    Scores are additive with ``att``, and, where they are ``of_ends``, leaky with the edges'.
+    """
+    row, col, number = _entries(A, self_loops)
+    q, k, values = features[0][row], features[1][col], features[2][col]
     heads, feat = q.shape[1:]
-    eps, _ = precision = _precision_of_sums(keys)
-    none, steeper = np.zeros((1, heads, feat)), abs(1 - negative_slope)
-    if att is None:
-        factor = 1 / np.sqrt(feat or 1) if scale is None else scale
-        terms, sizes = factor * q * k, np.abs(factor * q * k)
-        derivatives = factor * k, factor * q, none, none, none
-    else:
-        vector, z, size = float64(att).reshape(1, heads, feat), q + k, np.abs(q) + np.abs(k)
-        slopes, steepest = np.where(z > 0, 1.0, negative_slope), max(1.0, abs(negative_slope))
-        terms, sizes = vector * slopes * z, np.abs(vector) * steepest * size
-        doubtful = (np.abs(z) <= 2 * eps * size) * steeper
-        by, flipped = vector * slopes, doubtful * np.abs(vector)
-        derivatives = by, by, slopes * z, 2 * eps * steepest * size, flipped
-    own = _own_scores(A, heads, edge_scores)[number]
-    off = (feat + _STEPS) * eps * (sizes.sum(axis=2) + np.abs(own))
-    weights = _weights(A, entries, terms.sum(axis=2) + own, off, precision, dropout, seed)
-    weighed = _headed(keys if values is None else values)[col]
-    return Weights(*(*weights, weighed, precision_of(keys.dtype), *derivatives, steeper))
+    eps, tiny = precision_of(np.float32 if like.dtype.itemsize == 2 else like.dtype)
+    own = np.zeros((A.nnz + A.n_rows, heads))  # edge scores of all entries and virtual loops
+    for part, scores in ((own[: A.nnz], edge_scores), (own[A.nnz :], loop_edges)):
+        if scores is not None:
+            part[...] = float64(scores).reshape(part.shape)
+    own, none = own[number][:, :, None], np.zeros((1, heads, feat))
+    steeper, steepest = abs(1 - negative_slope), max(1.0, abs(negative_slope))
+    with np.errstate(invalid="ignore"):  # infinite scores, and NaN
+        if of_ends or att is not None:
+            vector = none + 1 if att is None else float64(att).reshape(1, heads, feat)
+            inside = own if of_ends else 0 * own
+            z, size = k + q + inside, np.abs(k) + np.abs(q) + np.abs(inside)
+            slopes, doubtful = np.where(z > 0, 1.0, negative_slope), np.abs(z) <= 2 * eps * size
+            by, sizes = vector * slopes, np.abs(vector) * steepest * size
+            terms, derivatives = by * z, (by, by, slopes * z)
+            errors = 2 * eps * steepest * size, doubtful * steeper * np.abs(vector)
+        else:
+            factor = 1 / np.sqrt(feat or 1) if scale is None else scale
+            terms, sizes = factor * q * k, np.abs(factor * q * k)
+            derivatives, errors = (factor * k, factor * q, none), (none, none)
+        if of_ends:
+            s, off = terms[:, :, 0], 2 * eps * sizes[:, :, 0]
+        else:
+            s, own = terms.sum(axis=2) + own[:, :, 0], np.abs(own[:, :, 0])
+            off = (feat + _STEPS) * eps * (sizes.sum(axis=2) + own)
+        weights = _softmax(A.n_rows, row, s, off, (eps, tiny))
+    M = dropout_mask(number, heads, dropout=dropout, seed=seed)
+    of_values = values, precision_of(like.dtype)
+    return Weights(row, col, number, *weights, M, eps, *of_values, *derivatives, *errors, steeper)
 
 
 def _entries(A: Format, self_loops: bool) -> tuple[Array, Array, Array]:
@@ -333,36 +320,16 @@ def _entries(A: Format, self_loops: bool) -> tuple[Array, Array, Array]:
     return row, col, number
 
 
-def _own_scores(
-    A: Format, heads: int, of_entries: Array | None, of_loops: Array | None = None
-) -> Array:
-    """Return the edge scores of all entries, then of all virtual loops; 0 where none are given."""
-    own = np.zeros((A.nnz + A.n_rows, heads))
-    if of_entries is not None:
-        own[: A.nnz] = float64(of_entries).reshape(A.nnz, heads)
-    if of_loops is not None:
-        own[A.nnz :] = float64(of_loops).reshape(A.n_rows, heads)
-    return own
-
-
-def _precision_of_sums(x: Array) -> tuple[float, float]:
-    """Return spacing and least magnitude of the type in which sums of such features run."""
-    return precision_of(np.float32 if x.dtype.itemsize == 2 else x.dtype)
-
-
-def _weights(
-    A: Format, entries: tuple[Array, Array, Array], s: Array, off: Array, eps: tuple[float, float],
-    dropout: float, seed: int,
-) -> tuple[Any, ...]:  # fmt: skip
-    """Compute the first fields of ``Weights`` of entries whose scores ``s`` are ``off`` by so much.
+def _softmax(
+    n_rows: int, row: Array, s: Array, off: Array, eps: tuple[float, float]
+) -> tuple[Array, Array, Array, Array]:
+    """Compute degrees, P and two errors of P from scores that are ``off`` by so much.
 
     P is the softmax over each row; it has one error, and another if made by the logarithm of the
     row's sum.
     """
-    row, _, number = entries
-    n_rows, heads = A.n_rows, s.shape[1]
     degrees = np.bincount(row, minlength=n_rows)
-    top = np.full((n_rows, heads), -np.inf)
+    top = np.full((n_rows, s.shape[1]), -np.inf)
     np.maximum.at(top, row, s)
     with np.errstate(invalid="ignore", divide="ignore"):
         far = top[row] - s
@@ -375,9 +342,7 @@ def _weights(
         steps += P * _summed(row, n_rows, weighed)[row]
         later = steps + weighed + P * 2 * logarithm[row]
         off = P * (off + _summed(row, n_rows, P * off)[row])
-        errors = eps[0] * steps + eps[1] + off, eps[0] * later + eps[1] + off
-    M = dropout_mask(number, heads, dropout=dropout, seed=seed)
-    return *entries, degrees, P, *errors, M, eps[0]
+        return degrees, P, eps[0] * steps + eps[1] + off, eps[0] * later + eps[1] + off
 
 
 # Sums
@@ -390,10 +355,16 @@ def _result(w: Weights, values: Array) -> Array:
 
 def _result_error(w: Weights) -> Array:
     """Bound the error of ``_result`` of the entries' values."""
-    degree = w.degree[w.row][:, None]
-    each = w.M * (w.error + ((degree + _STEPS) * w.eps + w.rough[0]) * w.P)
-    lost = (w.degree * w.rough[1])[:, None, None]
-    return _summed(w.row, len(w.degree), each[:, :, None] * np.abs(w.values)) + lost
+    sizes = np.abs(w.values)
+    errors = (w.M * w.error)[:, :, None] * sizes
+    return _sum_error(w, w.row, len(w.degree), w.shares * sizes, errors)
+
+
+def _sum_error(w: Weights, place: Array, rows: int, sizes: Array, errors: Array) -> Array:
+    """Bound the error of sums over places of terms of these sizes, which have these errors."""
+    count = np.bincount(place, minlength=rows)[:, None, None]
+    rounding = ((count + _STEPS) * w.eps + w.rough[0]) * _summed(place, rows, sizes)
+    return _summed(place, rows, errors) + rounding + count * w.rough[1]
 
 
 def _summed(place: Array, rows: int, values: Array) -> Array:
@@ -427,5 +398,5 @@ def _shaped(
         (dk if values is not None else dk + dv).reshape(keys.shape),
         None if values is None else dv.reshape(values.shape),
         None if att is None else datt.reshape(att.shape),
-        _placed(A, w, ds[:, :, 0])[0].reshape(A.nnz, *keys.shape[1:-1]),
+        _placed(A, w, ds)[0].reshape(A.nnz, *keys.shape[1:-1]),
     )

@@ -14,6 +14,7 @@ import numpy as np
 from ...errors import DtypeError, ShapeError
 from ...formats.arrays import Array
 from ...formats.base import Format
+from ..engine.bind import flag
 from ..engine.memory import Scalar
 
 
@@ -165,11 +166,10 @@ def scale(value: object, feat: int) -> float:
 
 def loops(A: Format, self_loops: object) -> bool:
     """Check whether each vertex has one loop, which only those of a square matrix can have."""
-    if not isinstance(self_loops, bool | np.bool_):
-        raise DtypeError(f"self_loops is {self_loops!r}: give True or False.")
-    if self_loops and A.n_rows != A.n_cols:
+    looped = flag("self_loops", self_loops, bool | np.bool_)
+    if looped and A.n_rows != A.n_cols:
         raise ShapeError(
             f"self_loops is True but A has shape {A.shape}: only a square matrix has loops, "
             "leave it out."
         )
-    return bool(self_loops)
+    return looped

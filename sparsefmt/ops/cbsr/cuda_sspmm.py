@@ -173,7 +173,7 @@ def _prepare_windows(
         if ITEMSIZE[dtype] == 2:
             sums = m.empty((n_cols, k), "float32", grad)
         rows = rounded(grad) if narrow else grad
-        zero, launch, narrowed = W.cached(prepare)
+        zero, launch, narrowed = W.prepared(prepare)
         zero(stream, m.pointer(sums))
         if launch is not None:
             launch(stream, *m.pointers(values, col_scale, row_scale, columns, rows, sums))

@@ -14,7 +14,7 @@ from ...formats.base import Built
 from ...formats.compressed import CSR
 from ...reorder import Order
 from ..engine.jit import capturing
-from ..engine.structure import Deciding
+from ..engine.structure import Preparing
 
 #: As in sspmm.cu: a word holds the row in its window, and above it the column in its part.
 ROW_BITS = 8
@@ -31,7 +31,7 @@ class WindowSizes(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Windows(Deciding):
+class Windows(Preparing):
     """The entries of a CSR by part of the columns, in it by window of rows, in it by column.
 
     A window is ``height`` rows that follow one another in ``order``; a block of threads has them on
@@ -46,7 +46,7 @@ class Windows(Deciding):
     perm: Array  #: (nnz,) number of each entry in the order of the CSR
     height: int
     part_size: int  #: columns of a part; the last may have fewer
-    _decided: dict[Hashable, Any] = field(init=False, default_factory=dict, repr=False)
+    _prepared: dict[Hashable, Any] = field(init=False, default_factory=dict, repr=False)
 
     @property
     def n_pieces(self) -> int:

@@ -100,8 +100,8 @@ class Layout:
     slot: int
     cut: int
     size: int
-    #: What was decided for structures laid out so, without rows that blocks share, and with them.
-    decided: tuple[dict[Hashable, Any], dict[Hashable, Any]] = field(
+    #: What was prepared for structures laid out so, without rows that blocks share, and with them.
+    prepared: tuple[dict[Hashable, Any], dict[Hashable, Any]] = field(
         init=False, default_factory=lambda: ({}, {}), repr=False
     )
 
@@ -152,7 +152,7 @@ def structure_in(
     borders = begin + at.slot, begin + at.cut, begin + at.long
     counts = at.blocks, at.n_cuts if cuts else 0, 0, 0
     result = Structure(*sizes, *places, *borders, *counts, report, half)
-    result.alike = at.decided[cuts]
+    result.shared = at.prepared[cuts]
     return result
 
 

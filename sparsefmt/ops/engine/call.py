@@ -102,7 +102,7 @@ class Launcher:
     on what ``Memory.case`` lists, and on no address.  If ``sizes(S)`` is None, as by default, it
     may depend on all numbers in ``S``: launches are of this structure alone.  Else graphs built
     from edges share them, if they have the same ``sizes(S)`` and memory laid out alike
-    (``Structure.alike``): it may depend on these, and on no other number of rows or entries.
+    (``Structure.shared``): it may depend on these, and on no other number of rows or entries.
 
     ``in_place`` names arguments whose rows may lie at any distance.  If it is given, arrays come
     as kernels read them: these contiguous by rows, scales in float32 at least, others contiguous;
@@ -201,14 +201,14 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
         if elsewhere:
             with m.on_device(x):
                 return call(row, A, *args, **options)
-        decided = S.decided.get(row.name) or S.decide(row.name, row.sizes)
+        cases = S.cases.get(row.name) or S.cases_of(row.name, row.sizes)
     asked = question.get()
     if asked is not None and type(row) is Op and not asked.runs(row, A, *args, **options):
         return options.get("out")
     if S is not None:
         if row.structures == 2:
             args, case, T, of_transpose = _transpose_first(row, m, A, args, case)
-        prepared = decided.get(case)
+        prepared = cases.get(case)
     if prepared is None or all_tiles:
         # Tiles may have been built or dropped since: where A has some a row chooses at each call.
         anew = bool(all_tiles) and S is not None and type(row) is Op and has_tiles(S)
@@ -228,7 +228,7 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
                 except MemoryError as error:
                     raise out_of_memory(f"{row.title} by {kernel.name}", error) from error
             prepared = _prepare(kernel.run, S, T, m, inputs, options)
-            _keep(decided, case, prepared)
+            _keep(cases, case, prepared)
     if type(prepared) is not Prepared:
         return prepared(A, *args, **options)
     values, results = [*S.values, *of_transpose], []
@@ -246,12 +246,12 @@ def call(row: Op | Launcher, A: Any, *args: Any, **options: Any) -> Any:
     return prepared.finish(results) if results else options.get("out")
 
 
-def _keep(decided: dict[Any, Any], case: tuple[Any, ...], prepared: Any) -> None:
+def _keep(cases: dict[Any, Any], case: tuple[Any, ...], prepared: Any) -> None:
     """Keep what was prepared for a case, if later calls may launch the same."""
     if getattr(prepared, "lasts", True):
-        if len(decided) >= MAX_CASES:
-            decided.clear()  # for all structures that share it
-        decided[case] = prepared
+        if len(cases) >= MAX_CASES:
+            cases.clear()  # for all structures that share it
+        cases[case] = prepared
 
 
 def _refusal(row: Any, A: Any, args: tuple[Any, ...], options: dict[str, Any]) -> UnsupportedError:

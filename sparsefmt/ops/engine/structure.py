@@ -16,7 +16,7 @@ from .jit import view
 #: Addresses of ``indptr`` and ``indices``, n_rows, n_cols, nnz: matrices of other shapes may lie on
 #: the same arrays.
 Place: TypeAlias = tuple[int, int, int, int, int]
-Decided = TypeVar("Decided")
+Value = TypeVar("Value")
 
 #: Names of the values of a structure that a launch may take; ``""`` is a null pointer.
 VALUES = "", "indptr", "indices", "start", "slot", "cut", "long", "nnz"
@@ -35,27 +35,27 @@ class Sizes(NamedTuple):
     index_dtype: str
 
 
-class Deciding:
-    """A structure of which launches are decided, each case once."""
+class Preparing:
+    """A structure of which launches are prepared, each case once."""
 
     __slots__ = ()
 
-    _decided: dict[Hashable, Any]
+    _prepared: dict[Hashable, Any]
 
-    def cached(self, decide: Callable[..., Decided], *case: Hashable) -> Decided:
-        """Return ``decide(self, *case)``, looked up from the second call on.
+    def prepared(self, prepare: Callable[..., Value], *case: Hashable) -> Value:
+        """Return ``prepare(self, *case)``, looked up from the second call on.
 
         For what does not depend on where the features of a call lie, such as its kernel and grid.
         """
-        key = decide, case
-        decided: Decided | None = self._decided.get(key)
-        if decided is None:
-            decided = self._decided[key] = decide(self, *case)
-        return decided
+        key = prepare, case
+        result: Value | None = self._prepared.get(key)
+        if result is None:
+            result = self._prepared[key] = prepare(self, *case)
+        return result
 
 
 @dataclass(slots=True, unsafe_hash=True)
-class Structure(Deciding):
+class Structure(Preparing):
     """A CSR and its ``Chunks``: sizes and device pointers; whoever makes it keeps the arrays.
 
     Not frozen: it would take three times as long to make those of each new graph.  Only
@@ -82,34 +82,34 @@ class Structure(Deciding):
     #: are the most there can be, which only costs: kernels find nothing to do in those beyond.
     report: Any = field(default=None, repr=False, compare=False)
     half: int = field(default=0, repr=False, compare=False)  #: its place in ``report.findings``
-    _decided: dict[Hashable, Any] = field(
+    _prepared: dict[Hashable, Any] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
-    #: What was decided for all structures in memory laid out as this one's, by a build from edges;
+    #: What was prepared for all structures in memory laid out as this one's, by a build from edges;
     #: None for that of a CSR, which shares nothing.
-    alike: dict[Hashable, Any] | None = field(init=False, default=None, repr=False, compare=False)
+    shared: dict[Hashable, Any] | None = field(init=False, default=None, repr=False, compare=False)
     #: What ``call`` has prepared, by the name of what chooses, and by case.
-    decided: dict[str, dict[Hashable, Any]] = field(
+    cases: dict[str, dict[Hashable, Any]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
     #: What launches may take of it, in the order of ``VALUES``.
     values: tuple[int, ...] = field(init=False, default=(), repr=False, compare=False)
 
-    def decide(self, name: str, sizes: Callable[["Structure"], Hashable]) -> dict[Hashable, Any]:
+    def cases_of(self, name: str, sizes: Callable[["Structure"], Hashable]) -> dict[Hashable, Any]:
         """Return what is prepared for ``name``, shared by structures alike in ``sizes``.
 
         It depends on no other number of rows or entries, and on no address.  Structures share
         nothing where their sizes are None.
         """
         key = sizes(self)
-        shared = self._decided if key is None or self.alike is None else self.alike
+        shared = self._prepared if key is None or self.shared is None else self.shared
         if len(shared) >= MAX_SHARED:
             shared.clear()
-        decided: dict[Hashable, Any] = shared.setdefault((name, key), {})
+        cases: dict[Hashable, Any] = shared.setdefault((name, key), {})
         arrays = self.indptr, self.indices, self.start, self.slot, self.cut, self.long
         self.values = 0, *arrays, self.nnz  # first: another thread may launch what it finds below
-        self.decided[name] = decided
-        return decided
+        self.cases[name] = cases
+        return cases
 
 
 def structure_of(A: CSR | Structure) -> Structure:

@@ -132,7 +132,7 @@ def aggregate_backward(
         apart = perm is not None and goes_apart(T, dtype, feat, inverse=inverse is not None)
         weights = SCALED if at.row_scale or at.col_scale else WEIGHTED if at.values else UNWEIGHTED
         case = dtype, feat, strides, (at.x | at.grad | at.dx) % 16, weights
-        (dots, moved, nbytes), launches = T.cached(_launches, *case, apart, at.values > 0)
+        (dots, moved, nbytes), launches = T.prepared(_launches, *case, apart, at.values > 0)
         workspace = m.empty((nbytes,), "uint8", x) if nbytes else None
         begin = m.pointer(workspace) if nbytes else 0
         carry, ordered = begin + dots + moved, begin + dots if at.values else 0

@@ -117,47 +117,68 @@ def _case_of(
     """Read the case of a call from its arguments; ``shape`` are heads and features."""
     bias = getattr(args, "bias", None) if shape[1] else None
     arrays = {"bias": bias, "edges": args.edges, "loop_edges": args.loop_edges}
-    names = ("" if array is None else name for name, array in arrays.items())
-    of_bias, of_edges, of_loops = names
+    names: Any = ["" if array is None else name for name, array in arrays.items()]
     numbers: Any = dropping_of(args.dropout, args.seed), args.slope, args.loops, narrow is not False
-    return Case(m.device(args.h), m.dtype(args.h), *shape, of_bias, of_edges, of_loops, *numbers)
+    return Case(m.device(args.h), m.dtype(args.h), *shape, *names, *numbers)
 
 
 # The product
 
 
 def _prepare(
-    S: Structure, m: Memory, *arguments: Any, train: bool, out: Array | None = None,
-    narrow: bool = False, **_: Any,
+    S: Structure, m: Memory, *arguments: Any, kind: type[GatArguments | VectorArguments],
+    train: bool, out: Array | None = None, narrow: bool = False, **_: Any,
 ) -> Any:  # fmt: skip
-    """Prepare ``out[i, k] = sum of M[e, k] P[e, k] h[j, k]``, of ``GatArguments``.
+    """Prepare ``out[i, k] = sum of M[e, k] P[e, k] h[j, k]``, of arguments of that kind.
 
-    To ``train``, what its gradient needs too, even without features.  ``narrow`` rounds the rows
-    that entries gather, of float32, to bfloat16 once, and is an array of them then: all else stays
-    float32, here and in the gradients.
+    To ``train``, what its gradient needs too, even without features: ``Forward.plus``, and 4
+    statistics of each row and head; where vectors make the scores, in one array with those of
+    sources and of targets.  ``narrow`` rounds the rows that entries gather, of float32, to bfloat16
+    once, and is an array of them then: all else stays float32, here and in the gradients.
     """
-    args = GatArguments(*arguments)
-    case = _case_of(m, args, heads_and_feat(args.h), narrow)
-    results, plus, statistics = [result_like(args.h, case.dtype)], "", ""
+    args: Any = kind(*arguments)
+    of_vectors, h = kind is VectorArguments, args.h
+    shape = heads_of(args.source) if of_vectors else heads_and_feat(h)
+    case = _case_of(m, args, shape, narrow)
+    items, size = S.n_rows * case.heads, ITEMSIZE[case.sums]
+    results, plus, statistics = [result_like(h, case.dtype)], "", ""
     if train:
-        results += result_like(args.h, case.dtype), Result((case.heads, 4), case.sums)
+        saved = ((6 * items,), case.sums, "") if of_vectors else ((case.heads, 4), case.sums)
+        results += result_like(h, case.dtype), Result(*saved)
         plus, statistics = "out_1", "out_2"
-    if not (S.n_rows and case.heads and (case.feat or plus)):
-        return Prepared((), tuple(results))
-    if not (S.nnz or case.loops):
+    some = case.feat or (train and not of_vectors)
+    if not (items and some and (S.nnz or case.loops or case.bias)):
         return zeroed(S, results)
     if narrow is True:
-        return partial(_round_first, gat_with_statistics if train else gat, 0)
-    arrays = args.h, out, None, narrow
-    launches, nbytes = _product(S, m, case, *arrays, "el", "er", plus, statistics)
-    return Prepared(tuple(launches), tuple(results), (0, nbytes))
+        return partial(_round_first, _FORWARD[kind, train], 0)
+    room, scores = 0, Launches()
+    el: Argument = "el"
+    er: Argument = "er"
+    if of_vectors:
+        array, begin, room = (
+            ("out_2", 4, 0) if train else ("workspace", 0, padded(2 * items * size))
+        )
+        el, er = ((array, (begin + end) * items * size) for end in (0, 1))
+        vector = _vector(m, case, h, args.source, args.target)
+        launch = scores_launch(case.device, case.dtype, S.n_rows, *shape, vector)
+        scores.append((launch, ("h", "source", "target", el, er)))
+    arrays = h, out, getattr(args, "bias", None), narrow
+    launches, nbytes = _product(S, m, case, *arrays, el, er, plus, statistics, room)
+    return Prepared((*scores, *launches), tuple(results), (0, room + nbytes))
 
 
 _OF_ENDS: Any = {"sizes": sizes, "in_place": (), "names": GatArguments._fields}
-gat = Launcher(with_options("gat", _prepare, train=False), **_OF_ENDS)
-gat_with_statistics = Launcher(
-    with_options("gat_with_statistics", _prepare, train=True), **_OF_ENDS
-)
+_OF_VECTORS: Any = _OF_ENDS | {"names": VectorArguments._fields}
+_KINDS = (("gat", GatArguments, _OF_ENDS), ("gat_of_vectors", VectorArguments, _OF_VECTORS))
+_FORWARD = {
+    (kind, train): Launcher(
+        with_options(f"{name}{'_with_statistics' * train}", _prepare, kind=kind, train=train),
+        **facts,
+    )
+    for name, kind, facts in _KINDS
+    for train in (False, True)
+}
+gat, gat_with_statistics, gat_of_vectors, gat_of_vectors_with_statistics = _FORWARD.values()
 
 
 def _product(
@@ -224,47 +245,6 @@ def gat_attention(
     return Prepared((*launches, (launch, arrays)), results, (0, room + nbytes))
 
 
-# The product of scores that vectors make
-
-
-def _prepare_of_vectors(
-    S: Structure, m: Memory, *arguments: Any, train: bool, narrow: bool = False
-) -> Any:
-    """Prepare ``gat`` of the scores ``<h, source>`` and ``<h, target>`` of each row and head.
-
-    To ``train``, what its gradient needs too: ``Forward.plus``, and in one array the statistics, 4
-    of each row and head, and the scores of sources and of targets.
-    """
-    args = VectorArguments(*arguments)
-    case, h = _case_of(m, args, heads_of(args.source), narrow), args.h
-    items, feat, size = S.n_rows * case.heads, case.feat, ITEMSIZE[case.sums]
-    results, plus, statistics = [result_like(h, case.dtype)], "", ""
-    if train:
-        results += result_like(h, case.dtype), Result((6 * items,), case.sums, "")
-        plus, statistics = "out_1", "out_2"
-    if not (items * feat and (S.nnz or case.loops or case.bias)):
-        return zeroed(S, results)
-    if narrow is True:
-        return partial(_round_first, gat_of_vectors_with_statistics if train else gat_of_vectors, 0)
-    array, begin, room = ("out_2", 4, 0) if train else ("workspace", 0, padded(2 * items * size))
-    el, er = ((array, (begin + end) * items * size) for end in (0, 1))
-    vector = _vector(m, case, h, args.source, args.target)
-    launch = scores_launch(case.device, case.dtype, S.n_rows, case.heads, feat, vector)
-    arrays = h, None, args.bias, narrow
-    launches, nbytes = _product(S, m, case, *arrays, el, er, plus, statistics, room)
-    scores = launch, ("h", "source", "target", el, er)
-    return Prepared((scores, *launches), tuple(results), (0, room + nbytes))
-
-
-_OF_VECTORS: Any = _OF_ENDS | {"names": VectorArguments._fields}
-gat_of_vectors = Launcher(
-    with_options("gat_of_vectors", _prepare_of_vectors, train=False), **_OF_VECTORS
-)
-gat_of_vectors_with_statistics = Launcher(
-    with_options("gat_of_vectors_with_statistics", _prepare_of_vectors, train=True), **_OF_VECTORS
-)
-
-
 def _vector(m: Memory, case: Case, *arrays: Array | None) -> int:
     """Count the values of a load, of rows that begin and end as those of the arrays."""
     size = ITEMSIZE[case.dtype]
@@ -275,69 +255,62 @@ def _vector(m: Memory, case: Case, *arrays: Array | None) -> int:
 # Gradients
 
 
-@launcher(sizes=sizes, in_place=(), names=GatArguments._fields, structures=2)
-def gat_backward(
+def _prepare_gradients(
     S: Structure, m: Memory, T: Structure, grad: Array, result: Array | None, plus: Array | None,
-    statistics: Array | None, of_edges: bool, *arguments: Any, narrow: bool = False, **_: Any,
+    statistics: Array | None, of_edges: bool, *arguments: Any,
+    kind: type[GatArguments | VectorArguments], narrow: bool = False, **_: Any,
 ) -> Any:  # fmt: skip
     """Prepare gradients of ``h, el, er, loop_edges, edges``: empty if not given or not wanted.
 
-    What is not given of the forward pass is made anew.
+    Where vectors make the scores, that of ``source, target, bias``, in one, is in the place of
+    those of ``el, er``.  What is not given of the forward pass is made anew.
     """
     if statistics is None:
         return partial(forward_first, gat_with_statistics, gat_backward, 3)
-    args = GatArguments(*arguments)
-    case = _case_of(m, args, heads_and_feat(args.h), narrow)
-    if run := _unprepared(gat_backward, S, case, of_edges, narrow):
+    args: Any = kind(*arguments)
+    of_vectors, h = kind is VectorArguments, args.h
+    case = _case_of(m, args, heads_of(args.source) if of_vectors else heads_and_feat(h), narrow)
+    if run := _unprepared(_BACKWARD[kind], S, case, of_edges, narrow):
         return run
-    slices, alignment = _slices(m, case, grad, args.h, narrow)
-    results = (
-        result_like(args.h, case.dtype, "n_cols"),
-        Result((*args.el.shape[1:], *(slices,) * (slices > 1)), case.sums, "n_cols"),
-        result_like(args.er, case.sums),
-        result_like(args.loop_edges, case.sums),
-        result_like(args.edges if of_edges else None, case.sums, "nnz"),
-    )
-    at = padded(4 * S.n_rows * case.heads * ITEMSIZE[case.sums])
-    read, written = ("el", "er", "statistics"), ("out_1", "out_2", "out_3", "out_4" * of_edges)
-    arrays = grad, args.h, slices, alignment
-    launches, nbytes = _gradients(S, T, m, case, *arrays, read, written, at)
-    finish = adding_up(1, -1) if slices > 1 else tuple
-    return Prepared(tuple(launches), results, (0, nbytes), finish)
-
-
-@launcher(sizes=sizes, in_place=(), names=VectorArguments._fields, structures=2)
-def gat_of_vectors_backward(
-    S: Structure, m: Memory, T: Structure, grad: Array, result: Array, plus: Array, of_rows: Array,
-    of_edges: bool, *arguments: Any, narrow: bool = False,
-) -> Any:  # fmt: skip
-    """Prepare gradients of ``h``, ``source, target, bias`` in one, ``loop_edges``, ``edges``."""
-    args = VectorArguments(*arguments)
-    case, h = _case_of(m, args, heads_of(args.source), narrow), args.h
-    if run := _unprepared(gat_of_vectors_backward, S, case, of_edges, narrow):
-        return run
-    slices, alignment = _slices(m, case, grad, h, narrow)
-    n, items, size = S.n_rows, S.n_rows * case.heads, ITEMSIZE[case.sums]
+    gathered, dtype = (narrow, NARROW) if case.narrow else (grad, case.dtype)
+    alignment = (m.pointer(gathered) | m.pointer(h) >> case.narrow) % 16
+    slices = row_shape(dtype, case.heads, case.feat, alignment)[2]
+    items, sums = S.n_rows * case.heads, case.sums
+    edges, of_h = args.edges if of_edges else None, result_like(h, case.dtype, "n_cols")
+    results = [of_h, result_like(args.loop_edges, sums), result_like(edges, sums, "nnz")]
+    gradients, size = (S, T, m, case, grad, h, slices, alignment), ITEMSIZE[sums]
+    if not of_vectors:
+        of_sources = Result((*args.el.shape[1:], *(slices,) * (slices > 1)), sums, "n_cols")
+        results[1:1] = of_sources, result_like(args.er, sums)
+        written: Any = "out_1", "out_2", "out_3", "out_4" * of_edges
+        ends = ("el", "er", "statistics"), written, padded(4 * items * size)
+        launches, nbytes = _gradients(*gradients, *ends)
+        finish = adding_up(1, -1) if slices > 1 else tuple
+        return Prepared(tuple(launches), tuple(results), (0, nbytes), finish)
     vectors = 2 if args.bias is None else 3, *args.source.shape
-    results = [
-        result_like(h, case.dtype),
-        Result(vectors, case.sums, ""),
-        result_like(args.loop_edges, case.sums),
-        result_like(args.edges if of_edges else None, case.sums, "nnz"),
-    ]
+    results.insert(1, Result(vectors, sums, ""))
     if not items * case.feat:  # no score changes anything
         return zeroed(S, results)
     d_el, d_er = ("workspace", 4 * items * size), ("workspace", (4 + slices) * items * size)
-    read = ("of_rows", 4 * items * size), ("of_rows", 5 * items * size), "of_rows"
-    written, at = (d_el, d_er, "out_2", "out_3" * of_edges), padded((5 + slices) * items * size)
-    launches, nbytes = _gradients(S, T, m, case, grad, h, slices, alignment, read, written, at)
+    el, er = (("statistics", (4 + end) * items * size) for end in (0, 1))
+    written, room = (d_el, d_er, "out_2", "out_3" * of_edges), padded((5 + slices) * items * size)
+    launches, nbytes = _gradients(*gradients, (el, er, "statistics"), written, room)
     of_bias, of_result = (grad, "grad") if case.bias else (None, "")
     vector = _vector(m, case, h, args.source, args.target, of_bias)
-    of_case = case.device, case.dtype, n, case.heads, case.feat, slices, vector
+    of_case = case.device, case.dtype, S.n_rows, case.heads, case.feat, slices, vector
     blocks, launch = through_launch(*of_case)
-    ends = "h", "out", d_el, d_er, "source", "target", of_result, "out", "out_1"
-    results[1] = Result((blocks, *vectors), case.sums, "")  # added up over the blocks
-    return Prepared((*launches, (launch, ends)), tuple(results), (0, nbytes), adding_up(1, 0))
+    arrays = "h", "out", d_el, d_er, "source", "target", of_result, "out", "out_1"
+    results[1] = Result((blocks, *vectors), sums, "")  # added up over the blocks
+    return Prepared((*launches, (launch, arrays)), tuple(results), (0, nbytes), adding_up(1, 0))
+
+
+_BACKWARD = {
+    kind: Launcher(
+        with_options(f"{name}_backward", _prepare_gradients, kind=kind), structures=2, **facts
+    )
+    for name, kind, facts in _KINDS
+}
+gat_backward, gat_of_vectors_backward = _BACKWARD.values()
 
 
 def _unprepared(
@@ -346,17 +319,9 @@ def _unprepared(
     """Return what runs a case whose launches cannot be prepared for all of its calls, or None."""
     if narrow is True:
         return partial(_round_first, launcher, 2)
-    if case.edges and of_edges and S.alike is not None:  # products depend on the number of entries
-        return lambda S, *args, **options: call(launcher, S.cached(replace), *args, **options)
+    if case.edges and of_edges and S.shared is not None:  # products depend on the number of entries
+        return lambda S, *args, **options: call(launcher, S.prepared(replace), *args, **options)
     return None
-
-
-def _slices(m: Memory, case: Case, grad: Array, h: Array, narrow: Any) -> tuple[int, int]:
-    """Return the slices of a head in sums over columns, and the lowest bits of all addresses."""
-    gathered = m.pointer(narrow if case.narrow else grad)
-    alignment = (gathered | m.pointer(h) >> case.narrow) % 16
-    dtype = NARROW if case.narrow else case.dtype
-    return row_shape(dtype, case.heads, case.feat, alignment)[2], alignment
 
 
 def _gradients(

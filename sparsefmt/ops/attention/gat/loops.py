@@ -146,15 +146,9 @@ def _sums(X: Array, ldx: int, at: Index, row: Array, own: int, weights: Array, c
 
 @inlined
 def _drop(
-    dropping: Dropping,
-    perm: Array,
-    start: Index,
-    stored: int,
-    loop: Index,
-    size: int,
-    h: int,
+    dropping: Dropping, perm: Array, start: Index, stored: int, loop: Index, size: int, h: int,
     weights: Array,
-) -> None:
+) -> None:  # fmt: skip
     """Set weights of dropped entries to 0; ``perm``, if any, numbers stored ones."""
     for k in range(stored):
         number = np.int64(perm[start + k]) if len(perm) else start + k
@@ -455,13 +449,11 @@ def _attention(A: CSR, args: GatArguments, out: Array) -> None:
 
 def gat_scores(h: Array, source: Array, target: Array) -> tuple[Array, Array]:
     """Compute ``el = <h, source>`` and ``er = <h, target>`` of each row and head."""
-    el, er = (np.empty(h.shape[:-1], type_of_sums(h)) for _ in range(2))
+    el, er = np.zeros((2, *h.shape[:-1]), type_of_sums(h))
     if h.size:
         args = packed(h), packed(source), packed(target), *heads_and_feat(h)
         with writing(el) as (_, pieces):
             scores_of_vectors(*args, el.reshape(-1), er.reshape(-1), pieces)
-    else:
-        el[...] = er[...] = 0
     return el, er
 
 

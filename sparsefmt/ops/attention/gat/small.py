@@ -169,59 +169,41 @@ def narrow(kind: Any, value: float) -> Any:
 # Small attention
 
 
-class _Values(NamedTuple):
-    """A value of each entry, (heads, nnz), and of each virtual loop, (heads, n), or none."""
+class _Entries(NamedTuple):
+    """The entries that count, row by row, and behind them the virtual loops, if there are any."""
 
-    entries: Array
-    loops: Array | None
-
-    def each(self, function: Callable[..., Any], *more: "_Values") -> "_Values":
-        """Call the function with the values of entries, and with those of loops."""
-        values = zip(self, *more, strict=True)
-        return _Values(*[None if of[0] is None else function(*of) for of in values])
-
-    def times(self, more: "_Values") -> "_Values":
-        """Multiply each with another one."""
-        return self.each(np.multiply, more)
+    stored: CSR  #: without the loops that virtual ones replace
+    places: Array | slice  #: of the stored ones among all
+    rows: Array  #: of each entry and loop
+    cols: Array
 
 
-class _Scores(NamedTuple):
-    """What makes the weights of entries and virtual loops."""
-
-    values: _Values  #: after the leaky part
-    positive: _Values  #: whether a score is
-    rows: Array  #: of each entry
-    stored: Array | None  #: which entries are loops that virtual ones replace
-
-    def powers(self, top: Array) -> _Values:
-        """Raise e to each score less one of its row, (heads, n_rows)."""
-        of_entries = _Values(top[:, self.rows], top)
-        return self.values.each(lambda values, top: np.exp(values - top), of_entries)
-
-    def slopes(self, slope: Any) -> _Values:
-        """Return the slopes of the leaky part at each score."""
-        return self.positive.each(lambda positive: np.where(positive, type(slope)(1), slope))
+def _entries(A: CSR, loops: bool) -> _Entries:
+    """List the entries of ``A`` that count, with virtual loops or without."""
+    rows, cols = small.rows_of(A), A.indices
+    if not loops:
+        return _Entries(A, slice(None), rows, cols)
+    stays = cols != rows
+    places = np.flatnonzero(stays)
+    if len(places) < A.nnz:
+        ends = np.concatenate([[0], np.cumsum(stays)])
+        arrays = {"indptr": ends[A.indptr].astype(A.indptr.dtype), "indices": cols[places]}
+        A, rows = CSR._trusted(**arrays, data=None, shape=A.shape), rows[places]
+    vertices = np.arange(A.n_rows, dtype=cols.dtype)
+    joined = (np.concatenate([ends, vertices]) for ends in (rows, A.indices))
+    return _Entries(A, places, *joined)
 
 
-def _scores(A: CSR, args: GatArguments) -> _Scores:
-    """Compute all scores; -inf at stored loops beside virtual ones."""
-    kind, rows = type_of_sums(args.h), small.rows_of(A)
-    slope = narrow(kind, args.slope)
+def _scores(e: _Entries, args: GatArguments) -> tuple[Array, Array]:
+    """Compute all scores, (heads, entries), and whether each is positive before the leaky part."""
     el, er, edges, loop_edges = [_headed(a, args.h) for a in args[1:5]]
-    z = np.take(el, A.indices, axis=1)
-    z += np.take(er, rows, axis=1)
+    z, stored = np.take(el, e.cols, axis=1), e.stored.nnz
+    z += np.take(er, e.rows, axis=1)
     if edges is not None:
-        z += edges
-    own = stored = None
-    if args.loops:
-        own, stored = el + er, A.indices == rows
-        if loop_edges is not None:
-            own += loop_edges
-    both = _Values(z, own)
-    values = both.each(lambda z: _leaky(z, slope))
-    if stored is not None:
-        values.entries[:, stored] = -np.inf
-    return _Scores(values, both.each(lambda z: z > 0), rows, stored)
+        z[:, :stored] += edges[:, e.places]
+    if loop_edges is not None and args.loops:
+        z[:, stored:] += loop_edges
+    return _leaky(z, narrow(z.dtype.type, args.slope)), z > 0
 
 
 def _leaky(z: Array, slope: Any) -> Array:
@@ -246,22 +228,22 @@ def _forward(
     A: CSR, bias: Array | None, args: GatArguments, *, out: Array | None = None, train: bool = True
 ) -> Forward:
     """Compute the product in ``out``, or as sums run; with ``train`` what backward needs too."""
-    h, kind = args.h, type_of_sums(args.h)
-    s, dropping = _scores(A, args), dropping_of(args.dropout, args.seed, kind)
-    top, X = _tops(A, s), np.ascontiguousarray(by_head(h))
-    w = s.powers(top)
-    total = _row_sums(A, w)
-    plus = statistics = np.empty(0, kind)
+    h, kind, e = args.h, type_of_sums(args.h), _entries(A, args.loops)
+    values, positive = _scores(e, args)
+    w, top, total = _powers(e, values)
+    dropping = dropping_of(args.dropout, args.seed, kind)
+    X, plus = np.ascontiguousarray(by_head(h)), np.empty(0, kind)
+    statistics = plus
     if train:
-        shares = np.where(total == 0, 0, _row_sums(A, w.times(s.positive)) / total)
+        shares = np.where(total == 0, 0, _row_sums(e, w * positive) / total)
         statistics = np.stack([top, total, shares, np.zeros_like(top)], axis=2)
         statistics = np.ascontiguousarray(statistics.transpose(1, 0, 2))
-    w = _dropped(A, w, dropping)
+    w = _dropped(A.nnz, e, w, dropping)
     factor = np.where(total == 0, 0, dropping.scale / total)[:, :, None]
     shape = A.n_rows, *h.shape[1:]
-    product = _by_rows(_products(A, w, X) * factor, shape)
+    product = _by_rows(_products(e, w, X) * factor, shape)
     if train:
-        plus = _by_rows(_products(A, w.times(s.positive), X) * factor, shape)
+        plus = _by_rows(_products(e, w * positive, X) * factor, shape)
     if bias is not None:
         product = product + wide(bias).reshape(h.shape[1:])
     if out is None:
@@ -270,30 +252,24 @@ def _forward(
     return Forward(out, plus, statistics)
 
 
-def _tops(A: CSR, s: _Scores) -> Array:
-    """Return the largest score of each row: (heads, n_rows)."""
-    entries, loops = s.values
-    top = small.reduce_rows(np.maximum, A, entries, -np.inf)
-    return top if loops is None else np.maximum(top, loops)
+def _powers(e: _Entries, values: Array) -> tuple[Array, Array, Array]:
+    """Raise e to each score less the largest of its row; return those and the powers' sums, too."""
+    stored = e.stored.nnz
+    top = small.reduce_rows(np.maximum, e.stored, values[:, :stored], -np.inf)
+    if len(e.rows) > stored:
+        top = np.maximum(top, values[:, stored:])
+    powers = np.exp(values - top[:, e.rows])
+    return powers, top, _row_sums(e, powers)
 
 
-def _products(A: CSR, w: _Values, X: Array, *, transposed: bool = False) -> Array:
-    """Sum ``w X[j]`` over the entries of each row i, or ``w X[i]`` of each column; by head.
-
-    Stored loops beside virtual ones are left out: their 0 would make NaN of Inf.
-    """
-    add = add_transposed_product if transposed else add_product
+def _products(e: _Entries, w: Array, X: Array, *, transposed: bool = False) -> Array:
+    """Sum ``w X[j]`` over the entries of each row i, or ``w X[i]`` of each column; by head."""
+    add, (A, stored) = add_transposed_product if transposed else add_product, (e[0], e[0].nnz)
     sums = np.zeros((len(X), A.shape[1 if transposed else 0], X.shape[2]), X.dtype)
-    indptr, indices, entries = A.indptr, A.indices, w.entries
-    stays = None if w.loops is None else indices != small.rows_of(A)
-    if stays is not None and not stays.all():
-        ends = np.concatenate([[0], np.cumsum(stays)])
-        indptr, indices = ends[indptr].astype(indptr.dtype), indices[stays]
-        entries = np.ascontiguousarray(entries[:, stays])
     if sums.size:
-        for weights, x, of_head in zip(entries, X, sums, strict=True):
-            add(A.shape, (indptr, indices, weights), x, of_head)
-    return sums if w.loops is None else sums + w.loops[:, :, None] * X
+        for weights, x, of_head in zip(w, X, sums, strict=True):
+            add(A.shape, (A.indptr, A.indices, weights[:stored]), x, of_head)
+    return sums + w[:, stored:, None] * X if len(e.rows) > stored else sums
 
 
 def _by_rows(sums: Array, shape: tuple[int, ...]) -> Array:
@@ -301,29 +277,23 @@ def _by_rows(sums: Array, shape: tuple[int, ...]) -> Array:
     return np.ascontiguousarray(sums.transpose(1, 0, 2)).reshape(shape)
 
 
-def _row_sums(A: CSR, w: _Values) -> Array:
+def _row_sums(e: _Entries, w: Array) -> Array:
     """Sum the weights of each row: (heads, n_rows)."""
-    ones = small.ones(len(w.entries) * A.n_cols, w.entries.dtype)
-    return _products(A, w, ones.reshape(len(w.entries), A.n_cols, 1))[:, :, 0]
+    ones = small.ones(len(w) * e.stored.n_cols, w.dtype)
+    return _products(e, w, ones.reshape(len(w), e.stored.n_cols, 1))[:, :, 0]
 
 
-def _dropped(A: CSR, w: _Values, dropping: Dropping) -> _Values:
-    """Return weights with 0 for entries and virtual loops that are dropped."""
+def _dropped(nnz: int, e: _Entries, w: Array, dropping: Dropping) -> Array:
+    """Return weights with 0 for entries that are dropped; those of loops count from ``nnz`` on."""
     if dropping.below == 0:
         return w
-    stays = _stays(dropping, 0, w.entries.shape)
-    loops = None if w.loops is None else _stays(dropping, A.nnz, w.loops.shape)
-    return w.times(_Values(stays, loops))
-
-
-def _stays(dropping: Dropping, first: int, shape: tuple[int, ...]) -> Array:
-    """Return True for each entry that stays, numbered from ``first`` on, by head."""
-    result = np.empty(shape, np.bool_)
-    for part in small.parts(shape[1], 1, 1 << 14):  # temporaries that a cache holds
-        numbers = np.arange(first + part.start, first + part.stop, dtype=np.uint64)
-        for h, row in enumerate(result):
-            row[part] = philox(dropping.seed, numbers, h) >= dropping.below
-    return result
+    numbers = np.arange(nnz + len(e.rows) - e.stored.nnz, dtype=np.uint64)
+    numbers = np.concatenate([numbers[:nnz][e.places], numbers[nnz:]])
+    stays = np.empty(w.shape, np.bool_)
+    for part in small.parts(len(numbers), 1, 1 << 14):  # temporaries that a cache holds
+        for h, row in enumerate(stays):
+            row[part] = philox(dropping.seed, numbers[part], h) >= dropping.below
+    return w * stays
 
 
 @small.quietly
@@ -331,7 +301,7 @@ def _gradients(
     A: CSR, _: Any, grad: Array, saved: Forward, of_edges: bool, args: GatArguments
 ) -> tuple[Array, ...]:
     """Compute ``dH[j, h] = sum of M P[e, h] dO[i, h]`` over columns, and gradients of scores."""
-    h, kind = args.h, type_of_sums(args.h)
+    h, kind, e = args.h, type_of_sums(args.h), _entries(A, args.loops)
     slope, dropping = narrow(kind, args.slope), dropping_of(args.dropout, args.seed, kind)
     X, g = (np.ascontiguousarray(by_head(a)) for a in (h, grad))
     out, plus = (by_head(a) for a in (saved.out, saved.plus))
@@ -339,23 +309,22 @@ def _gradients(
     inverse = np.where(total == 0, 0, 1 / total)
     D = _dots_of_rows(g, out)
     d_er = (1 - slope) * (_dots_of_rows(g, plus) - D * share)
-    s = _scores(A, args)
-    P = s.powers(top).times(_Values(inverse[:, s.rows], inverse))
-    w = _dropped(A, P, dropping).each(lambda w: w * dropping.scale)
-    slopes = s.slopes(slope)
-    dh = _products(A, w, g, transposed=True)
-    d_el = _dots_of_rows(X, _products(A, w.times(slopes), g, transposed=True))
-    d_el -= _products(A, P.times(slopes), D[:, :, None], transposed=True)[:, :, 0]
-    terms = (args.loop_edges, True), (args.edges, of_edges)
-    d_loops, d_edges = (np.zeros(shape_of(*term), kind) for term in terms)
+    values, positive = _scores(e, args)
+    P = np.exp(values - top[:, e.rows]) * inverse[:, e.rows]
+    w = _dropped(A.nnz, e, P, dropping) * dropping.scale
+    slopes = np.where(positive, kind(1), slope)
+    dh = _products(e, w, g, transposed=True)
+    d_el = _dots_of_rows(X, _products(e, w * slopes, g, transposed=True))
+    d_el -= _products(e, P * slopes, D[:, :, None], transposed=True)[:, :, 0]
+    d_loops, d_edges = np.zeros(shape_of(args.loop_edges), kind), np.zeros(0, kind)
     if args.edges is not None and of_edges:
-        dz = w.entries * _dots(A, s.rows, g, X) - P.entries * D[:, s.rows]
-        if s.stored is not None:
-            dz[:, s.stored] = 0
-        d_edges[...] = (slopes.entries * dz).T.reshape(d_edges.shape)
-    if args.loop_edges is not None and P.loops is not None:
-        dz = w.loops * _dots_of_rows(g, X) - P.loops * D
-        d_loops[...] = (slopes.loops * dz).T.reshape(d_loops.shape)
+        d_edges = np.zeros(args.edges.shape, kind)
+    if d_edges.size or (d_loops.size and args.loops):
+        dz = (slopes * (w * _dots(e, g, X) - P * D[:, e.rows])).T
+        if d_edges.size:
+            d_edges.reshape(A.nnz, len(X))[e.places] = dz[: e.stored.nnz]
+        if d_loops.size:
+            d_loops[...] = dz[e.stored.nnz :].reshape(d_loops.shape)
     shaped = d_el.T.reshape(args.el.shape), d_er.T.reshape(args.er.shape)
     return rounded(_by_rows(dh, h.shape), h), *map(np.ascontiguousarray, shaped), d_loops, d_edges
 
@@ -366,21 +335,22 @@ def _dots_of_rows(left: Array, right: Array) -> Array:
     return dots
 
 
-def _dots(A: CSR, rows: Array, g: Array, X: Array) -> Array:
-    """Compute ``<dO[i, h], H[j, h]>`` of each entry: (heads, nnz)."""
-    dots = np.empty((len(X), A.nnz), X.dtype)
-    for part in small.parts(A.nnz, len(X) * X.shape[2], _PART):
-        left, right = g[:, rows[part]], X[:, A.indices[part]]
-        np.einsum("hef,hef->he", left, right, out=dots[:, part])
+def _dots(e: _Entries, g: Array, X: Array) -> Array:
+    """Compute ``<dO[i, h], H[j, h]>`` of each entry and loop: (heads, entries)."""
+    dots = np.empty((len(X), len(e.rows)), X.dtype)
+    for part in small.parts(len(e.rows), len(X) * X.shape[2], _PART):
+        np.einsum("hef,hef->he", g[:, e.rows[part]], X[:, e.cols[part]], out=dots[:, part])
     return dots
 
 
 @small.quietly
 def _attention(A: CSR, args: GatArguments, out: Array) -> None:
     """Write ``P[e, k]``, 0 at loops that are left out."""
-    s = _scores(A, args)
-    w = s.powers(_tops(A, s))
-    out[...] = (w.entries / _row_sums(A, w)[:, s.rows]).T.reshape(out.shape)
+    e = _entries(A, args.loops)
+    w, _, total = _powers(e, _scores(e, args)[0])
+    stored, out[...] = e.stored.nnz, 0
+    by_entries = out.reshape(A.nnz, len(w))
+    by_entries[e.places] = (w[:, :stored] / total[:, e.rows[:stored]]).T
 
 
 @small.quietly

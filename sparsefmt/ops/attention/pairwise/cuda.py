@@ -1,15 +1,11 @@
 """Prepare attention whose scores are of two rows: GATv2's, and those of dot products.
 
-Queries are the targets' and keys the sources', (n, heads, feat) or (n, feat).  Scores are additive
-where ``att`` is given; without ``values`` the keys are the values, as they always are then.  What
-belongs to scores (``att``, ``edges``, statistics and their gradients) is float32 for 2-byte
-features.  ``seed`` is a ``Scalar``, or an int64 on the device that a captured graph reads at each
-replay.  With ``loops`` stored entries (i, i) are left out and each row has one such entry behind
-its own, whose edge score is 0.
+Shapes, dtypes and arguments are as in ``score``.  Scores are additive where ``att`` is given, and
+the keys are the values then.  With ``loops`` stored entries (i, i) are left out and each row has
+one such entry behind its own, whose edge score is 0.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, product
 from math import prod
@@ -18,7 +14,7 @@ from typing import Any, NamedTuple
 from ...._caches import lru_cache
 from ....formats.arrays import VALUE_DTYPES, Array
 from ...engine import jit
-from ...engine.call import Prepared, Result, launcher, zeroed
+from ...engine.call import Launcher, Prepared, Result, launcher, with_options, zeroed
 from ...engine.jit import ITEMSIZE, Launch, row_bytes
 from ...engine.memory import Memory
 from ...engine.structure import Structure, exact
@@ -50,8 +46,7 @@ FILES = {"attend": "attention/pairwise/pairwise.cu", "attend_wide": "attention/p
 LAYOUTS = dict.fromkeys(VALUE_DTYPES, "16PQfffI6i") | {"float64": "16PQdddI6i"}
 
 
-@dataclass(frozen=True, slots=True)
-class RowShape:
+class RowShape(NamedTuple):
     """The reading of a row of features: a slice has ``packs * lanes * vector`` values."""
 
     lanes: int
@@ -59,11 +54,6 @@ class RowShape:
     mates: int = 1  #: heads side by side
     packs: int = 0  #: of a lane in wide.cu; 0 where a sub-warp has the row
     slices: int = 1
-
-    @property
-    def values(self) -> int:
-        """Return how many values a lane reads of a slice of a row, over all its packs."""
-        return self.vector * max(self.packs, 1)
 
 
 class Variant(NamedTuple):
@@ -85,10 +75,6 @@ class Case(NamedTuple):
     feat: int
     dropped: Dropping
     args: PairwiseArguments
-
-    def name(self, field: str) -> str:
-        """Return the name of an optional argument, or "" for none."""
-        return "" if getattr(self.args, field) is None else field
 
 
 class Pass(NamedTuple):
@@ -115,34 +101,31 @@ def _case_of(m: Memory, args: PairwiseArguments) -> Case:
     return Case(m, *of_keys, dropped, args)
 
 
-@launcher(in_place=(), names=PairwiseArguments._fields, structure=structure_with_columns)
-def pairwise(S: Structure, m: Memory, *arguments: Any, out: Array | None = None) -> Prepared:
-    """Prepare ``O[i, h] = sum of M[e, h] P[e, h] V[j, h]``, of ``PairwiseArguments``."""
-    case = _case_of(m, PairwiseArguments(*arguments))
-    results = (result_like(case.args.keys, case.dtype),)
-    return _forward(S, case, Pass(FORWARD, "out", alignment=m.pointer(out)), results)
+def _prepare(
+    S: Structure, m: Memory, *arguments: Any, train: bool, out: Array | None = None
+) -> Prepared:
+    """Prepare ``O[i, h] = sum of M[e, h] P[e, h] V[j, h]``, of ``PairwiseArguments``.
 
-
-@launcher(in_place=(), names=PairwiseArguments._fields, structure=structure_with_columns)
-def pairwise_with_statistics(S: Structure, m: Memory, *arguments: Any) -> Prepared:
-    """Prepare ``pairwise``, and what backward reads of each row and head.
-
-    (n_rows, heads, 2): the largest score, and 1 over the sum of exponentials relative to that;
-    zeros if there are no entries or no features.
+    To ``train``, statistics too, (n_rows, heads, 2): the largest score, and 1 over the sum of
+    exponentials relative to that; zeros if there are no entries or no features.
     """
     case = _case_of(m, PairwiseArguments(*arguments))
-    results = result_like(case.args.keys, case.dtype), Result((case.heads, 2), case.sums)
-    return _forward(S, case, Pass(FORWARD, "out", statistics="out_1"), results)
-
-
-def _forward(S: Structure, case: Case, work: Pass, results: tuple[Result, ...]) -> Prepared:
-    """Prepare the product."""
-    if not (S.n_rows and case.heads):
-        return Prepared((), results)
-    if not (case.feat and (S.nnz or case.args.loops)):
+    results = [result_like(case.args.keys, case.dtype)]
+    results += [Result((case.heads, 2), case.sums)] * train
+    if not (S.n_rows and case.heads and case.feat and (S.nnz or case.args.loops)):
         return zeroed(S, results)
+    work = Pass(FORWARD, "out", alignment=m.pointer(out), statistics="out_1" * train)
     launches, nbytes, lasts = _pass(S, case, work)
-    return Prepared(tuple(launches), results, (0, nbytes), lasts=lasts)
+    return Prepared(tuple(launches), tuple(results), (0, nbytes), lasts=lasts)
+
+
+_OF_PAIRS: Any = {"in_place": (), "names": PairwiseArguments._fields}
+pairwise, pairwise_with_statistics = (
+    Launcher(
+        with_options(name, _prepare, train=train), structure=structure_with_columns, **_OF_PAIRS
+    )
+    for name, train in (("pairwise", False), ("pairwise_with_statistics", True))
+)
 
 
 def _of_targets(A: Any, *args: Any, **_: Any) -> Structure:
@@ -151,7 +134,7 @@ def _of_targets(A: Any, *args: Any, **_: Any) -> Structure:
     return exact(S) if args[9:] and args[9] is not None else S
 
 
-@launcher(in_place=(), names=PairwiseArguments._fields, structure=_of_targets, structures=2)
+@launcher(structure=_of_targets, structures=2, **_OF_PAIRS)
 def pairwise_backward(
     S: Structure, m: Memory, T: Structure, grad: Array, result: Array | None,
     statistics: Array | None, of_edges: bool, *arguments: Any,
@@ -213,11 +196,9 @@ def _pass(S: Structure, case: Case, work: Pass, at: int = 0) -> tuple[Launches, 
     numbered = args.edges is not None or work.dedges != "" or dropped.below > 0
     name, constants = instantiation(types, shape, variant, extra=numbered or args.loops)
     before, behind = ("5P", "PqII") if shape.packs else ("7P", "P2qII")
-    layout, teams = (
-        f"{before}{LAYOUTS[case.dtype]}{behind}",
-        case.heads // shape.mates * shape.slices,
-    )
+    layout = f"{before}{LAYOUTS[case.dtype]}{behind}"
     kernel = jit.load(FILES[name], f"{name}_rows", layout, types, constants)
+    teams = case.heads // shape.mates * shape.slices
     stride = row_bytes(case.heads * case.feat, case.dtype)
     count = 1 if shape.packs else _count_blocks(S, case.dtype, *sizes, variant)
     several = blocks_of(S, count, m.stream(args.keys)) if count > 1 else ()
@@ -235,10 +216,10 @@ def _pass(S: Structure, case: Case, work: Pass, at: int = 0) -> tuple[Launches, 
     side = "t_" if direction == SOURCES else ""
     summed = args.values is None and direction == SOURCES and shape.packs > 0
     # Where there are loops alone, nothing is read that has a value an entry.
-    edges, dedges = (case.name("edges"), work.dedges) if S.nnz else ("", "")
+    edges, dedges = ("edges", work.dedges) if S.nnz else ("", "")
     indptr, indices = f"{side}indptr", f"{side}indices" if S.nnz else f"{side}indptr"
     perm = "perm" if side and numbered and S.nnz else ""
-    read = "queries", "keys", case.name("values") or "keys"
+    read = "queries", "keys", "keys" if args.values is None else "values"
     grad, stats = ("", "") if direction == FORWARD else ("grad", ("workspace", 0))
     launches: Launches = []
     for step, (B, moves, _) in enumerate(blocks):
@@ -246,7 +227,7 @@ def _pass(S: Structure, case: Case, work: Pass, at: int = 0) -> tuple[Launches, 
         of_block = passed[step % 2] if direction == FORWARD and not last else work.statistics
         results = work.out, work.of_keys, part, other_part, of_block, work.datt, dedges
         attention = (
-            *(*read, grad, case.name("att"), stats, edges, *results, dropped.seed_at),
+            *(*read, grad, "att", stats, edges, *results, dropped.seed_at),
             *(passed[step % 2 - 1] if step else "", dropped.seed, args.slope, args.scale),
             *(dropped.scale, dropped.below, *sizes),
             *(int(args.loops), int(summed), int(step > 0), int(not last)),
@@ -288,7 +269,7 @@ def _bytes_of_cut_rows(
 ) -> int:
     """Count the bytes for sums of rows that thread blocks share; 0 unless a row is very long."""
     n_cuts = max(block.structure.n_cuts for block in blocks)
-    of_lane = (2 if shape.packs else work.arrays) * shape.values + 2
+    of_lane = (2 * shape.packs or work.arrays) * shape.vector + 2
     values = case.heads * shape.slices * shape.lanes * of_lane
     return 2 * n_cuts * values * ITEMSIZE[case.sums]
 
@@ -307,11 +288,6 @@ def _cut_rows(S: Structure, case: Case, work: Pass, shape: RowShape) -> Launch:
 # How rows are read
 
 
-def packs(dtype: str, vector: int) -> int:
-    """Count the packs of a lane in wide.cu: as many sums as its registers have room for."""
-    return (8 if dtype == "float64" else 16) // vector
-
-
 @lru_cache(maxsize=4096)
 def row_shape(dtype: str, index_dtype: str, heads: int, feat: int, alignment: int) -> RowShape:
     """Choose the widest loads that ``alignment``, the lowest bits of all addresses, allows."""
@@ -321,8 +297,9 @@ def row_shape(dtype: str, index_dtype: str, heads: int, feat: int, alignment: in
     if alignment % 16 == 0:
         vector = 16 // size
         for lanes in LANES if tuned else FEW_LANES:
-            if lanes * vector >= feat and heads % _mates(lanes) == 0:
-                return RowShape(lanes, vector, _mates(lanes))
+            mates = TEAM_BYTES // (16 * lanes) or 1
+            if lanes * vector >= feat and heads % mates == 0:
+                return RowShape(lanes, vector, mates)
         return _wide(dtype, feat, vector)
     if tuned and feat <= SHORT_LANES:
         return RowShape(SHORT_LANES, 1)
@@ -331,14 +308,10 @@ def row_shape(dtype: str, index_dtype: str, heads: int, feat: int, alignment: in
     return RowShape(jit.WARP, 1) if tuned and feat <= jit.WARP else _wide(dtype, feat, 1)
 
 
-def _mates(lanes: int) -> int:
-    """Count the heads side by side, where loads are of 16 bytes."""
-    return TEAM_BYTES // (16 * lanes) or 1
-
-
 def _wide(dtype: str, feat: int, vector: int) -> RowShape:
     """Return the shape of rows that go through a warp slice by slice."""
-    per_lane = packs(dtype, vector)
+    # As many sums as its registers have room for.
+    per_lane = (8 if dtype == "float64" else 16) // vector
     slices = -(-feat // (jit.WARP * per_lane * vector))
     return RowShape(jit.WARP, vector, packs=per_lane, slices=slices)
 
@@ -358,23 +331,14 @@ def instantiation(
 
 def instantiations() -> Iterator[tuple[str, str]]:
     """Yield file and C++ name of every kernel of attention between rows that may be launched."""
+    scores = (DOT, False), (DOT, True), (ADDITIVE, True)
+    variants = [Variant(d, *score) for d, score in product((FORWARD, SOURCES, TARGETS), scores)]
+    widths = [2**power for power in range(11)]
     for types in product(VALUE_DTYPES, ("int32", "int64")):
-        for kernel, constants in _instantiations(types):
+        sizes = product((1, 2, 4, 8), widths, (0, ITEMSIZE[types[0]], 8))
+        every = product({row_shape(*types, *size) for size in sizes}, variants, (False, True))
+        for kernel, constants in sorted({instantiation(types, s, v, extra=e) for s, v, e in every}):
             yield FILES[kernel], jit.expression(f"{kernel}_rows", types, constants)
         yield FILES["attend"], jit.expression("attend_cut_rows", types, ())
     for dtype in VALUE_DTYPES:
         yield FILES["attend"], jit.expression("attend_stats", (dtype,), ())
-
-
-def _instantiations(types: tuple[str, str]) -> list[tuple[str, tuple[int, ...]]]:
-    """List kernels and template arguments for these types."""
-    size, tuned = ITEMSIZE[types[0]], types[0] != "float64" and types[1] == "int32"
-    vector = 16 // size
-    shapes = [RowShape(n, vector, _mates(n)) for n in (LANES if tuned else FEW_LANES)]
-    if tuned:
-        shapes += [RowShape(SHORT_LANES, 1), RowShape(16, 8 // size), RowShape(jit.WARP, 1)]
-    shapes += [RowShape(jit.WARP, v, packs=packs(types[0], v)) for v in (vector, 1)]
-    scores = [(DOT, False), (DOT, True), (ADDITIVE, True)]
-    variants = [Variant(d, *score) for d, score in product((FORWARD, SOURCES, TARGETS), scores)]
-    every = product(shapes, variants, (False, True))
-    return sorted({instantiation(types, shape, v, extra=e) for shape, v, e in every})

@@ -58,15 +58,9 @@ class End(NamedTuple):
 
 @inlined
 def _gather(
-    A: Rows,
-    far: tuple[Array, ...],
-    pitch: int,
-    i: Index,
-    e: Index,
-    loops: bool,
-    places: Array,
+    A: Rows, far: tuple[Array, ...], pitch: int, i: Index, e: Index, loops: bool, places: Array,
     ids: Array,
-) -> Any:
+) -> Any:  # fmt: skip
     """Write neighbours and numbers of the next entries of row ``i``, and prefetch rows of ``far``.
 
     With ``loops`` stored ones are left out and one follows the last entry.  Returns the entry
@@ -108,15 +102,9 @@ def _leaky_product(
 
 @inlined
 def _scores(
-    own: Array,
-    i: Index,
-    far: Array,
-    places: Array,
-    ids: Array,
-    scoring: Scoring,
-    h: int,
+    own: Array, i: Index, far: Array, places: Array, ids: Array, scoring: Scoring, h: int,
     scores: Array,
-) -> None:
+) -> None:  # fmt: skip
     """Write the scores of one head of row ``i`` of ``own`` with rows of ``far`` at the places."""
     heads, feat, att, edges, slope, scale = scoring
     first = h * feat
