@@ -225,7 +225,8 @@ def _bags(
     weights = None
     if values is not None or col_scale is not None:
         weights = torch.from_numpy(small.weights(A, x, values, col_scale))
-    X, indices, starts = map(torch.from_numpy, (wide(x), A.indices, A.indptr))
+    X = x if x.dtype.itemsize > 2 else wide(x)
+    X, indices, starts = map(torch.from_numpy, (X, A.indices, A.indptr))
     out = np.empty((n, x.shape[1]), X.numpy().dtype)
     rows = n
     if out.nbytes > _MOST_OF_A_RESULT:
@@ -242,7 +243,7 @@ def _bags(
             out[row : row + rows] = bags
     if row_scale is not None or reduce == "mean":
         small.scale_rows(A, out, row_scale, reduce)
-    return rounded(out, x)
+    return out if out.dtype == x.dtype else rounded(out, x)
 
 
 # A product to whose rows a part of their own is added

@@ -136,7 +136,7 @@ def _on_cpu(op: Op) -> Callable[..., Any]:
         result = call(op, inputs[0], *arrays)
         results = (result,) if op.returns == 1 else result
         tensors = [
-            torch.from_numpy(array).to(dtype_of(like))
+            torch.from_numpy(array).to(like.dtype if isinstance(like, Tensor) else dtype_of(like))
             for array, (_, like) in zip(results, shapes, strict=True)
         ]
         return tensors[0] if op.returns == 1 else tuple(tensors)

@@ -63,9 +63,9 @@ def weights(A: CSR, like: Array, values: Array | None, col_scale: Array | None) 
     kind = np.float32 if like.dtype.itemsize == 2 else like.dtype
     if col_scale is None:
         return ones(A.nnz, kind) if values is None else values_of(values, like)
-    factors = wide(col_scale)[A.indices]
+    factors = col_scale[A.indices].astype(kind, copy=False)
     if values is not None:
-        factors *= wide(values)
+        factors *= values
     return factors
 
 
@@ -96,7 +96,7 @@ def scale_rows(A: CSR, sums: Array, row_scale: Array | None, reduce: str) -> Non
     if reduce == "mean":
         sums /= np.maximum(lengths, 1).astype(sums.dtype)[:, None]
     if row_scale is not None:
-        factors = np.where(lengths > 0, wide(row_scale), 1)
+        factors = np.where(lengths > 0, row_scale, 1)
         sums *= factors.astype(sums.dtype, copy=False)[:, None]
 
 
