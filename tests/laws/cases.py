@@ -181,10 +181,10 @@ def gradients_of_messages(A, E, grad, X=None, **options):
     return (exact[1:], bounds[1:]) if options["message"] == "copy_edge" else (exact, bounds)
 
 
-def bound_of_probabilities(A, el, er):
+def bound_of_probabilities(A, el, er, **options):
     """Return the bound of results that are float32 for scores of two bytes."""
     wide = (a.astype(np.float32) if a.dtype.itemsize == 2 else a for a in (el, er))
-    return attention.gat_attention_bound(A, *wide)
+    return attention.gat_attention_bound(A, *wide, **options)
 
 
 def combinations(A, left, right, op):

@@ -1,6 +1,6 @@
 """Products over the tiles of an SGT, on whatever runs them, against sums in float64.
 
-On a CPU an SGT runs on its CSR, as tests/laws shows: what follows is of GPUs, and split in each way.
+On a CPU an SGT runs on its CSR, as tests/laws shows: what follows is of GPUs, split in each way.
 """
 
 from dataclasses import replace
