@@ -58,15 +58,6 @@ def with_factors(case):
     return replace(case, name=f"{case.name} with factors", options=options, square=False)
 
 
-def with_heads(case, heads):
-    """Return a case of so many heads instead of 4, or of none."""
-    shapes = {
-        name: tuple(size for one in shape for size in (heads if one == 4 else (one,)))
-        for name, shape in case.shapes.items()
-    }
-    return replace(case, shapes=shapes)
-
-
 KINDS = [case for case in CASES if case.name.startswith(("gat", "dot_attention"))]
 KINDS += [of_keys(case) for case in KINDS if case.name.startswith("dot")]
 KINDS += [
@@ -92,7 +83,7 @@ PAIRWISE = [case for case in KINDS if "keys" in case.shapes or "left" in case.sh
 @pytest.mark.parametrize(("heads", "feat"), SHAPES)
 @pytest.mark.parametrize("case", EVERY, ids=str)
 def test_every_dtype_and_shape_of_features(xp, case, heads, feat, dtype):
-    case = with_heads(case, heads)
+    case = case.with_heads(heads)
     A = case.matrix(dtype, "banded" if feat > 200 else "power law")
     check(xp, case, A, case.arguments(A, dtype, feat=feat))
 
@@ -140,7 +131,7 @@ def test_a_share_of_almost_all_or_nothing(xp, case, share):
 
 @pytest.mark.parametrize("case", [case for case in OF_EDGES if "grad" in case.shapes], ids=str)
 def test_one_head_may_have_an_axis_or_none(xp, case):
-    case = with_heads(case, ())
+    case = case.with_heads(())
     A, args = placed(xp, case, feat=8)
     small = [name for name in ("el", "er", "att", "edge_scores") if name in args]
 
@@ -178,5 +169,5 @@ def test_any_graph_against_the_oracle(operation, dtype, data, heads, feat):
         scale=data.draw(st.sampled_from([None, 0.0, -1.0, 2.0])),
         self_loops=loops,
     )
-    case = with_heads(replace(case, options=case.options | options), heads)
+    case = replace(case, options=case.options | options).with_heads(heads)
     check(np, case, A, case.arguments(A, dtype, feat=feat, seed=options.get("seed", 0)))

@@ -5,7 +5,7 @@ import pytest
 from laws.checks import check
 from laws.test_laws_of_rounding import CHOSEN, check_rounded
 from op_cases import put, rows_of
-from test_attention import with_factors, with_heads
+from test_attention import with_factors
 
 from sparsefmt import ops
 
@@ -26,7 +26,7 @@ every_case = pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize(("heads", "feat"), SHAPES)
 @every_case
 def test_every_shape_of_features(case, heads, feat):
-    case = with_heads(case, heads)
+    case = case.with_heads(heads)
     check_rounded(case, case.matrix(F32), feat)
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -63,6 +63,14 @@ class Case:
 
     def __str__(self):
         return self.name
+
+    def with_heads(self, heads):
+        """Return the case of so many heads, ``(2,)``, instead of 4, or of none, ``()``."""
+        shapes = {
+            name: tuple(size for one in shape for size in (heads if one == 4 else (one,)))
+            for name, shape in self.shapes.items()
+        }
+        return replace(self, shapes=shapes)
 
     @property
     def is_mixed(self):
@@ -361,3 +369,5 @@ CASES = [
         for op in ("add", "sub", "mul")
     ),
 ]  # fmt: skip
+#: The cases by name.
+NAMED = {case.name: case for case in CASES}
