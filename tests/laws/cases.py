@@ -73,6 +73,11 @@ class Case:
         return replace(self, shapes=shapes)
 
     @property
+    def is_headed(self):
+        """Return True if it has 4 heads, which ``with_heads`` changes."""
+        return any(4 in shape for shape in self.shapes.values())
+
+    @property
     def is_mixed(self):
         """Return True if it takes a matrix and arguments, which may be on two devices."""
         return bool(self.shapes) and self.function is not ops.maxk
