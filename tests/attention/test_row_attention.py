@@ -12,6 +12,7 @@ from op_cases import (
     put,
     rows_of,
 )
+from test_gat import square
 
 import sparsefmt
 from sparsefmt import ops
@@ -30,14 +31,6 @@ SCORES = ["additive", "dot", "keys"]
 LOOPS = {"self_loops": True}
 
 
-def square(kind="power law", index_dtype=np.int32):
-    """With stored loops, some twice, and vertices that have none."""
-    A = matrix(kind, None, index_dtype).tocoo()
-    side, loops = max(A.shape), np.arange(0, max(A.shape), 3)
-    row, col = (np.concatenate([a, loops, loops[:2]]).astype(index_dtype) for a in (A.row, A.col))
-    return sparsefmt.COO(row, col, shape=(side, side)).tocsr()
-
-
 def operands(A, scores, heads, feat, dtype, *, spread=1.5, seed=1):
     """Queries, keys, values and att as the oracle takes them, and the gradient of the result."""
     rows = (A.n_rows,), (A.n_cols,), (A.n_cols,), (), (A.n_rows,)
@@ -50,20 +43,18 @@ def operands(A, scores, heads, feat, dtype, *, spread=1.5, seed=1):
     return [q, k, v if scores == "dot" else None, att if additive else None], grad
 
 
-def there(xp, options):
-    return {k: put(xp, v) if k == "edge_scores" else v for k, v in options.items()}
-
-
 def forward(xp, A, arrays, **options):
-    A, (q, k, v, att), options = put(xp, A), (put(xp, a) for a in arrays), there(xp, options)
+    A, (q, k, v, att) = put(xp, A), (put(xp, a) for a in arrays)
+    options |= {n: put(xp, v) for n, v in options.items() if n == "edge_scores"}
     if att is None:
         return ops.dot_attention(A, q, k, v, **options)
     return ops.gatv2(A, k, q, att, **options)
 
 
 def backward(xp, A, arrays, grad, **options):
-    """The gradients in the order of ``NAMES``."""
-    A, (q, k, v, att), options = put(xp, A), (put(xp, a) for a in arrays), there(xp, options)
+    """The gradients of queries, keys, values, att and edge scores."""
+    A, (q, k, v, att) = put(xp, A), (put(xp, a) for a in arrays)
+    options |= {n: put(xp, v) for n, v in options.items() if n == "edge_scores"}
     grad = put(xp, grad)
     if att is None:
         dq, dk, dv, dedges = ops.dot_attention_backward(A, q, k, v, grad, **options)
