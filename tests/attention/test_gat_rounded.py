@@ -4,10 +4,7 @@ import numpy as np
 import pytest
 from laws.checks import check
 from laws.test_laws_of_rounding import CHOSEN, check_rounded
-from op_cases import put, rows_of
 from test_attention import with_factors
-
-from sparsefmt import ops
 
 F32 = np.dtype(np.float32)
 BF16 = {"precision": "bf16"}
@@ -39,31 +36,3 @@ def test_other_formats_are_converted(case, format):
 
     A = case.matrix(F32, format=format)
     check(cupy, case, A, case.arguments(A, feat=8))
-
-
-@pytest.mark.gpu
-def test_a_permission_is_taken_where_it_pays():
-    import cupy
-
-    many, few = (rows_of([n] * 30, 30, None, np.int32) for n in (8, 1))
-
-    def kernel(A, shape=(4, 16), dtype=F32, **options):
-        H, scores = cupy.ones((30, *shape), dtype), cupy.ones((30, *shape[:-1]), dtype)
-        given = put(cupy, A), H, scores, scores
-        forward = ops.explain("gat", *given, **options)
-        backward = ops.explain("gat_backward", *given, H, **options)
-        assert forward.chosen.name.removeprefix("gat") == (
-            backward.chosen.name.removeprefix("gat_backward")
-        )
-        return forward
-
-    assert kernel(many, **BF16).chosen.name == "gat_csr_rounded"
-    for found, reason in (
-        (kernel(few, **BF16), "a row is gathered less than 8 times on average"),
-        (kernel(many, (9, 7), **BF16), "rows have less than 64 features"),
-        (kernel(many), 'allow bfloat16 with precision="bf16"'),
-        (kernel(many, precision="tf32"), 'allow bfloat16 with precision="bf16"'),
-        (kernel(many, dtype=np.float16), "only float32 is rounded"),
-    ):
-        assert found.chosen.name == "gat_csr_balanced"
-        assert reason in str(found)

@@ -57,28 +57,6 @@ def test_windows_of_any_size(monkeypatch, sizes):
     check(A, balanced(A, 72, 8))
 
 
-@pytest.mark.gpu
-def test_a_permission_is_taken_where_it_pays():
-    import cupy
-
-    many, few = (put(cupy, rows_of([n] * 30, 30, F32, np.int32)) for n in (8, 1))
-
-    def kernel(A, feat=64, **options):
-        X = cupy.ones((30, feat), F32)
-        return ops.explain("sspmm", A, X, ops.maxk(X, 4), **options)
-
-    assert kernel(many, **BF16).chosen.name == "sspmm_csr_windows_rounded"
-    assert kernel(many, deterministic=True, **BF16).chosen.name == "sspmm_csr_panels_rounded"
-    for found, reason in (
-        (kernel(few, **BF16), "a row is gathered less than 8 times on average"),
-        (kernel(many, 63, **BF16), "rows have less than 64 features"),
-        (kernel(many), 'allow bfloat16 with precision="bf16"'),
-        (kernel(many, precision="tf32"), 'allow bfloat16 with precision="bf16"'),
-    ):
-        assert found.chosen.name == "sspmm_csr_windows"
-        assert reason in str(found)
-
-
 def test_windows_of_rounded_rows_are_taller():
     device = cbsr_cuda_sspmm.Chip(227 * 2**10, 228 * 2**10, 50 * 2**20)
     exact, near = (
