@@ -423,49 +423,31 @@ def test_explain_says_that_only_tiles_use_tf32(xp, format):
 def test_explain_on_a_gpu(monkeypatch):
     cupy = pytest.importorskip("cupy")
 
-    def reasons(A, X, **options):
-        name, text = explained("spmm", A, cupy.asarray(X), **options)
-        assert name == "spmm_sgt_csr", text
-        return text
+    def kernels(A, dtype, text="", **options):
+        """Return the kernels of both products, or of SpMM if the options are its own."""
+        X, Y = (cupy.ones((size, 64), dtype) for size in A.shape)
+        calls = [("spmm", Y), ("sddmm", X, Y)][: 1 if {*options} - {"precision"} else 2]
+        results = [explained(op, A, *args, **options) for op, *args in calls]
+        assert all(text in found for _, found in results)
+        return {name.removeprefix(op) for (name, _), (op, *_) in zip(results, calls, strict=True)}
 
-    csr = windows(F32)
-    A, X = placed(cupy, csr.tosgt(MMA_TILE), "all", monkeypatch), features(187, 64, F32)
-    assert explained("spmm", A, cupy.asarray(X), precision="tf32")[0] == "spmm_sgt_mma"
-    text = reasons(A, X)
-    assert 'spmm_sgt_mma: tensor cores round float32: allow it with precision="tf32"' in text
-    assert "tensor cores would round float64" in reasons(A.astype(F64), X.astype(F64))
-    assert "do not take a max" in reasons(A, X, precision="tf32", reduce="max")
-    low = csr.tosgt((8, 8)).to("cuda")
-    assert "its tiles have 8 rows: it takes 16, 32, 64, 128" in reasons(low, X, precision="tf32")
+    csr, tf32 = windows(F32), {"precision": "tf32"}
+    A, low = placed(cupy, csr.tosgt(MMA_TILE), "all", monkeypatch), csr.tosgt((8, 8)).to("cuda")
     half, c = A.astype(F16), cupy.ones(187, F16)
-    assert explained("spmm", half, cupy.asarray(X.astype(F16)))[0] == "spmm_sgt_mma"
-    assert "leave the range of float16" in reasons(half, X.astype(F16), col_scale=c)
-    B = placed(cupy, csr.tosgt(MMA_TILE), "none", monkeypatch)
-    assert "its windows are too sparse, or too few: CUDA cores do best" in reasons(
-        B, X, precision="tf32"
-    )
-
-
-@pytest.mark.gpu
-def test_explain_products_at_the_entries_on_a_gpu(monkeypatch):
-    cupy = pytest.importorskip("cupy")
-
-    def asked(A, dtype, heads=(), **options):
-        left, right = (cupy.ones((n, *heads, 8), dtype) for n in A.shape)
-        return explained("sddmm", A, left, right, **options)
-
-    csr = windows(None)
-    A = placed(cupy, csr.tosgt(MMA_TILE), "all", monkeypatch)
-    assert asked(A, F16)[0] == asked(A, BF16, (3,))[0] == "sddmm_sgt_mma"
-    assert asked(A, F32, precision="tf32")[0] == "sddmm_sgt_mma"
-    for dtype, text in ((F32, 'allow it with precision="tf32"'), (F64, "would round float64")):
-        name, found = asked(A, dtype)
-        assert name == "sddmm_sgt_csr"
-        assert text in found
-    B = placed(cupy, csr.tosgt(MMA_TILE), "none", monkeypatch)
-    name, found = asked(B, F16)
-    assert name == "sddmm_sgt_csr"
-    assert "its windows are too sparse, or too few: CUDA cores do best" in found
+    assert kernels(A, F32, **tf32) == kernels(half, F16) == {"_sgt_mma"}
+    X, Y = (cupy.ones((size, 3, 8), BF16) for size in A.shape)
+    assert explained("sddmm", A, X, Y)[0] == "sddmm_sgt_mma"
+    for text, B, dtype, options in (
+        ('tensor cores round float32: allow it with precision="tf32"', A, F32, {}),
+        ("tensor cores would round float64", A.astype(F64), F64, {}),
+        ("do not take a max", A, F32, {**tf32, "reduce": "max"}),
+        ("its tiles have 8 rows: it takes 16, 32, 64, 128", low, F32, tf32),
+        ("leave the range of float16", half, F16, {COLUMN: c}),
+    ):
+        assert kernels(B, dtype, text=text, **options) == {"_sgt_csr"}
+    A, text = placed(cupy, csr.tosgt(MMA_TILE), "none", monkeypatch), "its windows are too sparse"
+    text += ", or too few: CUDA cores do best"
+    assert kernels(A, F32, text=text, **tf32) == {"_sgt_csr"}
 
 
 @pytest.mark.gpu
