@@ -1,11 +1,14 @@
 """What the tests of tiles share: matrices, ways to split them, and how far tf32 may round."""
 
 import numpy as np
-from op_cases import features, put, quick_oracle
+from laws.cases import Case
+from op_cases import features, put
 
 import sparsefmt
+from sparsefmt import ops
+from sparsefmt.formats.oracle import float64
+from sparsefmt.ops.matmul.oracle import factors, precision_of
 from sparsefmt.ops.tiles.costs import Costs
-from sparsefmt.testing import error_bound, spmm_oracle
 
 #: Eight rows: no kernel has such windows.
 TILES = [(8, 8), (16, 8), (16, 16), (32, 16), (64, 16), (128, 16)]
@@ -65,43 +68,42 @@ def allowed(dtype):
     return {"precision": "tf32"} if np.dtype(dtype) == np.float32 else {}
 
 
-def product_bound(A, X, **options):
-    """As ``error_bound``; float32 may be rounded."""
-    positive = {k: abs(v) if k.endswith("scale") else v for k, v in options.items()}
-    cost = FEATURES if A.data is None and "col_scale" not in options else PRODUCTS
+def product(A, X, *, reduce="sum", row_scale=None, col_scale=None, precision=None):
+    """``([Y], [bound])`` of a CSR as by the oracle of SpMM; float32 may be rounded."""
+    r, c = factors(row_scale, A.n_rows), factors(col_scale, A.n_cols)
+    row, degree = np.repeat(np.arange(A.n_rows), A.lengths), A.lengths[:, None].astype(float)
+    share = np.maximum(degree, 1) if reduce == "mean" else 1
+    eps, least = precision_of(X.dtype)
+    cost = FEATURES if A.data is None and col_scale is None else PRODUCTS
     with np.errstate(invalid="ignore", over="ignore"):
-        sizes = spmm_oracle(_positive(A), abs(X), **positive)
-        return error_bound(A, X, **options) + rounding(X.dtype, cost) * sizes
+        values = c[A.indices] if A.data is None else float64(A.data) * c[A.indices]
+        products = values[:, None] * float64(X)[A.indices]
+        Y, sizes = np.zeros((2, A.n_rows, X.shape[1]))
+        np.add.at(Y, row, products)
+        np.add.at(sizes, row, abs(products))
+        Y, sizes = (r[:, None] * Y, abs(r[:, None]) * sizes)
+        bound = 2 * degree * (eps * sizes + least) + rounding(X.dtype, cost) * sizes
+        return [np.where(degree > 0, Y / share, 0)], [np.where(degree > 0, bound / share, 0)]
 
 
-def quick(A, X, reduce="sum"):
-    """``(Y, bound)`` as ``quick_oracle``; float32 may be rounded."""
+def dots(A, X, Y, *, precision=None):
+    """``([s], [bound])`` of a CSR as by the oracle of SDDMM; float32 may be rounded to tf32."""
+    row, (eps, least) = np.repeat(np.arange(A.n_rows), A.lengths), precision_of(X.dtype)
     with np.errstate(invalid="ignore", over="ignore"):
-        expected, bound = quick_oracle(A, X, reduce)
-        cost = rounding(X.dtype, FEATURES if A.data is None else PRODUCTS)
-        if cost:
-            bound = bound + cost * abs(quick_oracle(_positive(A), abs(X), reduce)[0])
-        return expected, bound
+        products = float64(X)[row] * float64(Y)[A.indices]
+        feat, sizes = X.shape[-1], abs(products).sum(-1)
+        bound = 2 * (feat + 1) * (eps * sizes + least) + rounding(X.dtype, TF32) * sizes
+        return [products.sum(-1)], [bound]
 
 
-def quick_products(A, X, Y):
-    """``(s, bound)`` of a CSR as ``sddmm_oracle``, by NumPy; float32 may be rounded to tf32."""
-    row = np.repeat(np.arange(A.n_rows), A.lengths)
-    left, right = X.astype(np.float64)[row], Y.astype(np.float64)[A.indices]
-    with np.errstate(invalid="ignore", over="ignore"):
-        sizes = (abs(left) * abs(right)).sum(-1)
-        eps = 2.0**-7 if X.dtype.name == "bfloat16" else float(np.finfo(X.dtype).eps)
-        bound = (2 * (X.shape[-1] + 1) * eps + rounding(X.dtype, TF32)) * sizes
-        return (left * right).sum(-1), bound + 1e-7 * (eps > 1e-4)
-
-
-def _positive(A):
-    return A if A.data is None else A.with_data(abs(A.data))
+SPMM = Case("spmm", ops.spmm, {"X": ("cols",), "row_scale": ("rows",), "col_scale": ("cols",)},
+            product)  # fmt: skip
+SDDMM = Case("sddmm", ops.sddmm, {"X": ("rows",), "Y": ("cols",)}, dots, entries=(0,))
 
 
 def sides(A, width, dtype):
-    """Features of the rows and of the columns."""
-    return features(A.n_rows, width, dtype), features(A.n_cols, width, dtype, seed=2)
+    """Features of the rows and of the columns, the arguments of SDDMM."""
+    return {"X": features(A.n_rows, width, dtype), "Y": features(A.n_cols, width, dtype, seed=2)}
 
 
 def used(xp, value=np.nan):

@@ -6,18 +6,13 @@ import warnings
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from laws.checks import guarded_memory
 from op_cases import (
     DTYPES,
     features,
-    in_data_order,
-    in_order,
     intact,
     matrix,
     name_of,
-    poisoned,
     put,
     rows_of,
 )
@@ -35,20 +30,11 @@ from sparsefmt.ops.attention.oracle import (
     gat_oracle,
     philox,
 )
-from sparsefmt.testing import assert_close, csr, value_dtypes
+from sparsefmt.testing import assert_close
 
 #: Graphs are small: waking another thread takes longer than they do.
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-#: Heads and features; () for features without an axis for heads.
-SHAPES = [((1,), 32), ((4,), 32), ((2,), 7), ((1,), 128), ((3,), 40), ((8,), 1), ((), 5), ((), 16)]
-EMPTY_SHAPES = [((1,), 0), ((0,), 8), ((), 0)]
-OPTIONS = [
-    {},
-    {"edge_scores": True, "negative_slope": 0.5},
-    {"dropout": 0.4, "seed": 11},
-    {"edge_scores": True, "dropout": 0.25, "seed": -3, "negative_slope": -0.1},
-]
 LOOPS = {"self_loops": True}
 
 
@@ -68,77 +54,6 @@ def operands(A, heads, feat, dtype, *, spread=3.0, seed=1):
         for k, shape in enumerate((*shapes, (A.n_rows, *heads, feat)))
     )
     return [a.astype(dtype) for a in (H, spread * el, spread * er, grad)]
-
-
-def options_of(A, el, options, *, seed=7):
-    """The options, ``edge_scores=True`` replaced by scores."""
-    if not options.get("edge_scores"):
-        return options
-    scores = features(A.nnz, el.shape[1:], np.float64, seed=seed).astype(el.dtype)
-    return {**options, "edge_scores": scores}
-
-
-def there(xp, options):
-    return {k: put(xp, v) if k == "edge_scores" else v for k, v in options.items()}
-
-
-def check(xp, A, H, el, er, grad, **options):
-    """Forward into poisoned memory, attention and gradients: every element right."""
-    (B, perm), arrays = A.tocsr_with_perm(), [put(xp, a) for a in (H, el, er)]
-    given = there(xp, options)
-    options = in_order(options, perm)  # that of the CSR, which numbers what dropout draws
-    out, buffer = poisoned(xp, (A.n_rows, *H.shape[1:]), H.dtype)
-    assert ops.gat(put(xp, A), *arrays, out=out, **given) is out
-    bound = gat_bound(B, H, el, er, **options)
-    assert_close(out, gat_oracle(B, H, el, er, **options), bound=bound)
-    assert intact(xp, buffer)
-    found = ops.gat_backward(put(xp, A), *arrays, put(xp, grad), **given)
-    assert (found[3] is None) == ("edge_scores" not in options)
-    assert [a.dtype for a in found[:3]] == [H.dtype, el.dtype, er.dtype]
-    expected = gat_backward_oracle(B, H, el, er, grad, **options)
-    bounds = gat_backward_bound(B, H, el, er, grad, **options)
-    for place, (one, want, limit) in enumerate(zip(found, expected, bounds, strict=False)):
-        if one is not None:
-            assert_close(one[put(xp, perm)] if place == 3 else one, want, bound=limit)
-    check_attention(xp, A, el, er, **in_order(options, np.argsort(perm)))
-
-
-def check_attention(xp, A, el, er, **options):
-    options = {k: v for k, v in options.items() if k not in ("dropout", "seed")}
-    B = in_data_order(A)
-    found = ops.gat_attention(put(xp, A), put(xp, el), put(xp, er), **there(xp, options))
-    assert found.dtype == (np.float32 if el.dtype.itemsize == 2 else el.dtype)
-    wide = (a.astype(found.dtype) for a in (el, er))
-    bound = gat_attention_bound(B, *wide, **options)
-    assert_close(found, gat_attention_oracle(B, el, er, **options), bound=bound)
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=range(len(OPTIONS)))
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize(("heads", "feat"), SHAPES)
-def test_every_dtype_and_shape_of_features(xp, heads, feat, dtype, options):
-    A = matrix("power law", None, np.int32).tocsr()
-    H, el, er, grad = operands(A, heads, feat, dtype)
-    check(xp, A, H, el, er, grad, **options_of(A, el, options))
-
-
-@pytest.mark.parametrize("loops", [{}, LOOPS], ids=["stored", "self_loops"])
-@pytest.mark.parametrize("heads_feat", EMPTY_SHAPES)
-def test_no_heads_and_no_features(xp, heads_feat, loops):
-    A = square()
-    H, el, er, grad = operands(A, *heads_feat, np.float32)
-    check(xp, A, H, el, er, grad, **options_of(A, el, {"edge_scores": True, **loops}))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("shift", [-1e4, 0, 1e4])
-def test_scores_far_from_zero_overflow_nothing(xp, dtype, shift):
-    A = square()
-    H, el, er, grad = operands(A, (2,), 8, np.float64)
-    el, er = (np.sign(el) * 1e4, er) if shift == 0 else (4 * el + shift, er + shift)
-    H, el, er, grad = (a.astype(dtype) for a in (H, el, er, grad))
-    for loops in (False, True):
-        check(xp, A, H, el, er, grad, self_loops=loops)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
@@ -162,13 +77,6 @@ def test_gradients_at_large_scores_are_as_exact_as_at_small_ones(xp, dtype, left
     scales = [np.abs(want).max() for want in expected]
     for one, want, scale in zip(found, expected, (scales[0], *[scales[3]] * 3), strict=False):
         assert_close(one, want, bound=near * scale)
-
-
-@pytest.mark.parametrize("slope", [-2, 0, 1, np.float32(3), 1e-30])
-def test_every_slope(xp, slope):
-    A = square()
-    H, el, er, grad = operands(A, (2,), 8, np.float64)
-    check(xp, A, H, el, er, grad, negative_slope=slope, dropout=0.5, **LOOPS)
 
 
 def test_infinite_slopes_and_nan_are_numbers(xp):
@@ -195,27 +103,6 @@ def test_infinite_scores_and_nan_spread_over_their_row_alone(xp, dtype, loops):
     assert got.tolist() == [False, False, not loops, True, True, False]
     want = gat_oracle(A, H, el, er, self_loops=loops)
     assert np.isnan(want).all(axis=1).tolist() == got.tolist()
-
-
-def test_one_head_may_have_an_axis_or_none(xp):
-    A = matrix("power law", None, np.int32).tocsr()
-    H, el, er, grad = operands(A, (), 8, np.float32)
-    edges = features(A.nnz, (), np.float32)
-    axes = list(itertools.product((False, True), repeat=3))
-    for of_el, of_er, of_edges in axes:
-        left, right, own = (
-            a[:, None] if axis else a for a, axis in ((el, of_el), (er, of_er), (edges, of_edges))
-        )
-        args = [put(xp, a) for a in (A, H, left, right, grad)]
-        found = ops.gat_backward(*args, edge_scores=put(xp, own))
-        shapes = [H.shape, left.shape, right.shape, own.shape]
-        assert [a.shape for a in found] == shapes
-        whole = ops.gat_backward(
-            *(put(xp, a) for a in (A, H[:, None], left, right, grad[:, None])),
-            edge_scores=put(xp, own),
-        )
-        pairs = zip(found, whole, strict=True)
-        assert all(bool((a.ravel() == b.ravel()).all()) for a, b in pairs)
 
 
 @pytest.mark.parametrize("options", [{}, {"dropout": 0.3, "seed": 9}], ids=["", "dropout"])
@@ -260,31 +147,6 @@ def test_loops_may_have_scores_of_their_own(monkeypatch, dtype, options):
 # Laws of attention and of the mask
 
 
-@pytest.mark.parametrize("loops", [False, True])
-def test_the_attention_of_a_row_sums_to_one(xp, loops):
-    A = square()
-    _, el, er, _ = operands(A, (3,), 1, np.float64)
-    P = ops.gat_attention(*(put(xp, a) for a in (A, el, er)), self_loops=loops)
-    P = P.get() if hasattr(P, "get") else P
-    row = np.repeat(np.arange(A.n_rows), A.lengths)
-    sums = np.zeros((A.n_rows, 3))
-    np.add.at(sums, row, P)
-    eps = np.finfo(np.float64).eps
-    if not loops:
-        some = A.lengths > 0
-        bound = (gat_attention_bound(A, el, er).max() + eps) * A.lengths[some, None]
-        return assert_close(sums[some], np.ones_like(sums[some]), bound=bound)
-    assert (P[row == A.indices] == 0).all()
-    return np.testing.assert_array_less(sums, 1)
-
-
-def test_without_dropout_all_is_as_with_a_share_of_zero(xp):
-    A = square()
-    H, el, er, _ = operands(A, (2,), 8, np.float32)
-    args = [put(xp, a) for a in (A, H, el, er)]
-    assert bool((ops.gat(*args, seed=3) == ops.gat(*args, dropout=0.0, seed=4)).all())
-
-
 def test_seeds_differ_and_only_their_low_64_bits_count(xp):
     A = square()
     H, el, er, _ = operands(A, (2,), 8, np.float32)
@@ -311,18 +173,6 @@ def test_the_mask_of_an_entry_and_head_is_its_own(xp):
         assert (np.abs(kept - (1 - share)) < 6 * np.sqrt(share * (1 - share) / n)).all()
 
 
-def test_the_expectation_of_dropout_is_no_dropout(xp):
-    A = square()
-    H, el, er, _ = operands(A, (1,), 4, np.float64)
-    args, times, share = [put(xp, a) for a in (A, H, el, er)], 400, 0.3
-    mean = sum(ops.gat(*args, dropout=share, seed=seed) for seed in range(times)) / times
-    # Six standard deviations: entries are dropped apart from one another.
-    P, row = gat_attention_oracle(A, el, er), np.repeat(np.arange(A.n_rows), A.lengths)
-    variance = np.zeros(mean.shape)
-    np.add.at(variance, row, (P[:, :, None] * H[A.indices]) ** 2 * share / (1 - share))
-    assert_close(mean, gat_oracle(A, H, el, er), bound=6 * np.sqrt(variance / times) + 1e-12)
-
-
 def test_the_oracles_words_are_those_of_the_paper():
     """The first words of known answers (Random123, kat_vectors)."""
     assert philox(0, 0, 0) == 0x6627E8D5
@@ -344,33 +194,6 @@ def _philox(seed, counter, stream):
 
 
 # Properties
-
-
-@given(data=st.data(), heads=st.sampled_from([(), (1,), (3,)]), feat=st.sampled_from([1, 5, 16]))
-def test_any_graph_against_the_oracle(data, heads, feat):
-    loops = data.draw(st.booleans())
-    A = data.draw(csr(weighted=False, rectangular=not loops))
-    dtype = data.draw(value_dtypes())
-    seed = data.draw(st.integers(0, 2**32 - 1))
-    H, el, er, grad = operands(A, heads, feat, dtype, seed=seed)
-    options = {
-        "edge_scores": data.draw(st.booleans()),
-        "dropout": data.draw(st.sampled_from([0.0, 0.3, 0.99])),
-        "seed": seed,
-        "negative_slope": data.draw(st.sampled_from([0.2, 0.0, -1.0, 2.0])),
-        "self_loops": loops,
-    }
-    options = options_of(A, el, options)
-    if options["edge_scores"] is False:
-        del options["edge_scores"]
-    check(np, A, H, el, er, grad, **options)
-
-
-def test_nearly_all_may_be_dropped(xp):
-    """A share that rounds to 2**32 of 2**32 words drops all but the last of them."""
-    A = matrix("power law", None, np.int32).tocsr()
-    args = [put(xp, a) for a in (A, *operands(A, (2,), 4, np.float32)[:3])]
-    assert bool((ops.gat(*args, dropout=1 - 2.0**-40) == 0).all())
 
 
 def test_rounding_to_infinity_does_not_warn():

@@ -36,6 +36,10 @@ SHAPES = {
         np.stack([rng.integers(0, 50, 900), rng.integers(0, 300, 900)]),
         (50, 300),
     ),
+    "wide": lambda rng: (
+        np.stack([rng.integers(0, 70_000, 2000), rng.integers(0, 300, 2000)]),
+        (70_000, 300),
+    ),
     "isolated": lambda rng: (rng.integers(0, 20, (2, 3000)), (4000, 4000)),
     "sorted": lambda rng: (np.sort(rng.integers(0, 500, (2, 4000)), axis=1), (500, 500)),
     "hub": lambda rng: (hub(rng, 20_000, 60_000), (20_000, 20_000)),

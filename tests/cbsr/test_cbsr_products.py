@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from laws.cases import NAMED
+from laws.checks import check
 from op_cases import (
     DTYPES,
     INDEX_DTYPES,
     features,
-    in_data_order,
     intact,
     long_rows,
     matrix,
@@ -25,16 +26,12 @@ import sparsefmt
 from sparsefmt import ShapeError, ops
 from sparsefmt.ops.cbsr import cuda_sspmm as cbsr_cuda_sspmm
 from sparsefmt.ops.cbsr.oracle import (
-    sddmm_cbsr_bound,
-    sddmm_cbsr_oracle,
-    spgemm_bound,
-    spgemm_oracle,
     sspmm_bound,
     sspmm_oracle,
 )
 from sparsefmt.ops.cbsr.windows import WindowSizes
 from sparsefmt.reorder import Order, degree_order
-from sparsefmt.testing import assert_close, csr, dot, error_bound, spmm_oracle, value_dtypes
+from sparsefmt.testing import assert_close, csr, error_bound, spmm_oracle, value_dtypes
 from sparsefmt.testing import features as drawn_features
 
 F32, F64 = np.float32, np.float64
@@ -48,32 +45,16 @@ def balanced(rows, feat, k, dtype):
     return ops.maxk(features(rows, feat, dtype, seed=7), k)
 
 
-def on(xp, options):
-    return {name: v if isinstance(v, str) else put(xp, v) for name, v in options.items()}
-
-
-def check_forward(xp, A, S, **options):
-    """Into poisoned memory: every element right, no guard touched."""
-    out, buffer = poisoned(xp, (A.n_rows, S.n_cols), S.dtype)
-    assert ops.spgemm(put(xp, A), put(xp, S), out=out, **on(xp, options)) is out
-    assert_close(out, spgemm_oracle(A, S, **options), bound=spgemm_bound(A, S, **options))
-    assert intact(xp, buffer)
-
-
-def check_backward(xp, A, S, place=put, **options):
+def check_backward(xp, A, S):
     """The gradients in the values of ``S`` and in the edge values."""
     dY = features(A.n_rows, S.n_cols, S.dtype, seed=8)
-    B, R, G = put(xp, A), put(xp, S), place(xp, dY)
-    expected, bound = (f(A, dY, S, **options) for f in (sspmm_oracle, sspmm_bound))
+    B, R, G = (put(xp, one) for one in (A, S, dY))
+    expected, bound = (f(A, dY, S) for f in (sspmm_oracle, sspmm_bound))
     for deterministic in (False, True):
-        dS = ops.sspmm(B, G, R, deterministic=deterministic, **on(xp, options))
+        dS = ops.sspmm(B, G, R, deterministic=deterministic)
         assert dS.indices is R.indices
         assert_close(dS.data, expected, bound=bound)
-    out, buffer = poisoned(xp, A.nnz, S.dtype)
-    assert ops.sddmm(B, G, R, out=out) is out
-    A = in_data_order(A)
-    assert_close(out, sddmm_cbsr_oracle(A, dY, S), bound=sddmm_cbsr_bound(A, dY, S))
-    assert intact(xp, buffer)
+    check(xp, NAMED["sddmm_cbsr"], A, {"X": dY, "Y": S})
 
 
 def check_gradients_quickly(xp, A, S):
@@ -98,7 +79,7 @@ def check_gradients_quickly(xp, A, S):
 def test_every_width_and_dtype(xp, dtype, feat, k):
     A = matrix("power law", dtype, np.int32).tocsr()
     S = balanced(A.n_cols, feat, k, dtype)
-    check_forward(xp, A, S)
+    check(xp, NAMED["spgemm"], A, {"S": S})
     check_backward(xp, A, S)
 
 
@@ -156,24 +137,6 @@ def test_it_is_the_product_with_what_maxk_keeps(xp, reduce, data):
     expected = spmm_oracle(A, dense, reduce=reduce)
     Y = ops.spgemm(put(xp, A), S, reduce=reduce)
     assert_close(Y, expected, bound=error_bound(A, dense, reduce=reduce))
-
-
-@pytest.mark.parametrize("reduce", REDUCTIONS)
-@given(data=st.data())
-def test_gradients_are_adjoint_to_the_product(xp, reduce, data):
-    """``<Y, dY>`` is linear in the values of ``S``, and in those of ``A``."""
-    A = data.draw(csr(dtype=F64, weighted=True), label="A")
-    X = data.draw(drawn_features(A.n_cols, width=st.integers(1, 9), dtype=F64), label="X")
-    S = ops.maxk(X, data.draw(st.integers(1, X.shape[1]), label="k"))
-    dY = features(A.n_rows, X.shape[1], F64)
-    B, G, R = (put(xp, one) for one in (A, dY, S))
-    left = dot(ops.spgemm(B, R, reduce=reduce), dY)
-    dS = ops.sspmm(B, G, R, reduce=reduce)
-    size = dot(spgemm_oracle(A.with_data(np.abs(A.data)), S.with_data(np.abs(S.data))), np.abs(dY))
-    bound = 8 * (A.nnz + 2) * np.finfo(F64).eps * size
-    assert_close(dot(dS.data, S.data), left, bound=bound)
-    if reduce == "sum":
-        assert_close(dot(ops.sddmm(B, G, R), A.data), left, bound=bound + 16 * A.nnz * S.k * 2e-16)
 
 
 def test_rows_go_in_any_order(xp):

@@ -127,16 +127,6 @@ def test_any_row_and_any_k(xp, dtype, kind, n_rows, feat, data):
     assert_largest(maxk(far_apart(xp, X, gap=gap, shift=shift), k), X, k)
 
 
-@given(kind=st.sampled_from(["ties", "zeros", "special"]), seed=st.integers(0, 2**32 - 1))
-def test_larger_k_only_adds_columns(xp, kind, seed):
-    X = xp.asarray(rows(kind, 5, 40, np.float32, seed=seed))
-    before = [set() for _ in range(5)]
-    for k in range(1, 41, 3):
-        now = [set(row) for row in maxk(X, k).to("cpu").indices.tolist()]
-        assert all(old < new for old, new in zip(before, now, strict=True))
-        before = now
-
-
 LAYOUTS = {
     "fortran": lambda xp, X: xp.asfortranarray(X),
     "rows reversed": lambda xp, X: X[::-1],

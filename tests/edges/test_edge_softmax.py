@@ -1,15 +1,14 @@
 """Softmax over the entries of each row, and the way back, against loops in float64."""
 
+import laws.checks
 import numpy as np
 import pytest
+from laws.cases import NAMED
 from op_cases import (
     DTYPES,
     features,
-    in_data_order,
-    intact,
     matrix,
     name_of,
-    poisoned,
     put,
     rows_of,
 )
@@ -17,41 +16,21 @@ from op_cases import (
 import sparsefmt
 from sparsefmt import ops
 from sparsefmt.ops.edges import cuda as edges_cuda
-from sparsefmt.ops.edges.oracle import (
-    edge_softmax_backward_bound,
-    edge_softmax_backward_oracle,
-)
-from sparsefmt.testing import assert_close, edge_softmax_bound, edge_softmax_oracle
 
 HEADS = [(), (1,), (2,), (4,), (7,), (8,), (33,)]
 
 
 def check(xp, A, scores):
-    """Into poisoned memory: every element right, no guard touched."""
-    out, buffer = poisoned(xp, scores.shape, scores.dtype)
-    assert ops.edge_softmax(put(xp, A), put(xp, scores), out=out) is out
-    B = in_data_order(A)
-    assert_close(out, edge_softmax_oracle(B, scores), bound=edge_softmax_bound(B, scores))
-    assert intact(xp, buffer)
-
-
-def check_backward(xp, A, p, grad):
-    out, buffer = poisoned(xp, p.shape, p.dtype)
-    there = (put(xp, a) for a in (A, p, grad))
-    assert ops.edge_softmax_backward(*there, out=out) is out
-    bound = edge_softmax_backward_bound(A, p, grad)
-    assert_close(out, edge_softmax_backward_oracle(A, p, grad), bound=bound)
-    assert intact(xp, buffer)
+    laws.checks.check(xp, NAMED["edge_softmax of 2 axes"], A, {"scores": scores})
 
 
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-def test_every_dtype_and_number_of_heads(xp, dtype, heads):
-    A = matrix("power law", None, np.int32).tocsr()
-    scores = (3 * features(A.nnz, heads, np.float64)).astype(dtype)
-    check(xp, A, scores)
-    p = edge_softmax_oracle(A, scores).astype(dtype)
-    check_backward(xp, A, p, features(A.nnz, heads, dtype, seed=2))
+@pytest.mark.parametrize("name", ["edge_softmax", "edge_softmax_backward"])
+def test_every_dtype_and_number_of_heads(xp, name, dtype, heads):
+    case = NAMED[f"{name} of 2 axes"].with_heads(heads)
+    A = case.matrix(dtype)
+    laws.checks.check(xp, case, A, case.arguments(A, dtype))
 
 
 @pytest.mark.gpu
@@ -67,8 +46,8 @@ def test_teams_of_every_size(monkeypatch, length, dtype, heads):
     A = rows_of(lengths, 9, None, np.int32)
     scores = (3 * features(A.nnz, heads, np.float64)).astype(dtype)
     check(cupy, A, scores)
-    p = edge_softmax_oracle(A, scores).astype(dtype)
-    check_backward(cupy, A, p, features(A.nnz, heads, dtype, seed=2))
+    case = NAMED["edge_softmax_backward of 2 axes"].with_heads(heads)
+    laws.checks.check(cupy, case, A, case.arguments(A, dtype))
 
 
 @pytest.mark.parametrize("heads", [(), (2,)])

@@ -3,10 +3,13 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from laws.cases import CASES
+from laws.checks import check
 from op_cases import (
     DTYPES,
     INDEX_DTYPES,
@@ -15,82 +18,77 @@ from op_cases import (
     WIDTHS,
     far_apart,
     features,
-    in_order,
-    intact,
     matrix,
     name_of,
-    poisoned,
+    put,
     rows_of,
 )
 
 import sparsefmt
 from sparsefmt import COO, ops
-from sparsefmt.ops.attention.oracle import (
-    gat_attention_bound,
-    gat_attention_oracle,
-    gat_backward_bound,
-    gat_backward_oracle,
-    gat_bound,
-    gat_oracle,
-)
-from sparsefmt.ops.edges.oracle import (
-    edge_softmax_backward_bound,
-    edge_softmax_backward_oracle,
-)
 from sparsefmt.ops.engine import small
-from sparsefmt.testing import (
-    assert_close,
-    edge_softmax_bound,
-    edge_softmax_oracle,
-    error_bound,
-    sddmm_bound,
-    sddmm_oracle,
-    spmm_oracle,
-)
+from sparsefmt.testing import assert_close, error_bound
 
 pytestmark = pytest.mark.usefixtures("small_work", "one_thread")
 
 over_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-over_indices = pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
-over_kinds = pytest.mark.parametrize("kind", KINDS)
-GAT_OPTIONS = [
-    {},
-    {"edge_scores": True, "negative_slope": 0.5},
-    {"edge_scores": True, "dropout": 0.25, "seed": -3, "negative_slope": -0.1},
+#: The loops of each function.
+NAMES = {
+    **{ops.spmm: "spmm_csr_scipy", ops.sddmm: "sddmm_csr_numpy"},
+    **{ops.edge_softmax: "edge_softmax_numpy", ops.gat: "gat_csr_scipy"},
+    **dict.fromkeys((ops.edge_softmax_backward, ops.gat_backward, ops.gat_attention)),
+}
+#: Cases that they take.
+SMALL = [
+    case
+    for case in CASES
+    if case.function in NAMES
+    and not case.balanced
+    and case.format != "sgt"
+    and case.options.get("reduce") not in ("max", "min")
+    and not case.name.startswith("spmm of heads")
 ]
+SMALL += [
+    replace(case, name=f"{case.name} with a slope", options=case.options | {"negative_slope": -0.1})
+    for case in SMALL
+    if case.name in ("gat of edges", "gat_backward of edges")
+]
+every_case = pytest.mark.parametrize("case", SMALL, ids=str)
 
 
-def check_spmm(A, X, **options):
-    """Into poisoned memory: every element right, no guard touched."""
-    out, buffer = poisoned(np, (A.n_rows, X.shape[1]), X.dtype)
-    assert ops.spmm(A, X, out=out, **options) is out
-    assert_close(out, spmm_oracle(A, X, **options), bound=error_bound(A, X, **options))
-    assert intact(np, buffer)
+@pytest.mark.covering("kind", "index_dtype", "dtype", "case", one_in=2)
+@over_dtypes
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
+@pytest.mark.parametrize("kind", KINDS)
+@every_case
+def test_every_kind_of_graph(case, kind, index_dtype, dtype):
+    A = case.matrix(dtype, kind, index_dtype=index_dtype)
+    args = case.arguments(A, dtype, feat=19)
+    check(np, case, A, args)
+    if case.format == "csr" and NAMES[case.function]:
+        name = case.function.__name__
+        assert ops.explain(name, A, **args, **case.options).chosen.name == NAMES[case.function]
 
 
 @over_dtypes
-@over_indices
-@over_kinds
-@pytest.mark.parametrize("format", ["csr", "coo", "csc"])
-def test_products_of_every_kind_of_graph(format, kind, index_dtype, dtype):
-    for weighted in (dtype, None):
-        A = matrix(kind, weighted, index_dtype).asformat(format)
-        X = features(A.n_cols, 19, dtype)
-        check_spmm(A, X)
-        scales = features(A.n_rows, (), dtype, seed=5), features(A.n_cols, (), dtype, seed=6)
-        check_spmm(A, X, row_scale=scales[0], col_scale=scales[1])
-        if format == "csr":
-            check_spmm(A, X, reduce="mean", row_scale=scales[0])
-            assert ops.explain("spmm", A, X).chosen.name == "spmm_csr_scipy"
+@pytest.mark.parametrize("feat", WIDTHS)
+@pytest.mark.parametrize("case", [case for case in SMALL if case.function is ops.spmm], ids=str)
+def test_products_of_every_width(case, feat, dtype):
+    for k, lengths in enumerate(ROW_LENGTHS):
+        A = case.matrix(dtype, lengths, index_dtype=INDEX_DTYPES[k % 2])
+        place = put if k % 2 else far_apart
+        check(np, case, A, case.arguments(A, dtype, feat=feat), place=place)
 
 
 @over_dtypes
-@pytest.mark.parametrize("width", WIDTHS)
-def test_products_of_every_width(width, dtype):
-    for k, lengths in enumerate(ROW_LENGTHS.values()):
-        A = rows_of(lengths, 37, dtype if k % 3 else None, INDEX_DTYPES[k % 2], seed=k)
-        X = features(37, width, dtype)
-        check_spmm(A, X if k % 2 else far_apart(np, X), reduce=("sum", "mean")[k % 2])
+@pytest.mark.parametrize("heads", [(), (1,), (7,), (0,)], ids=str)
+@pytest.mark.parametrize("case", [case for case in SMALL if case.is_headed], ids=str)
+def test_every_number_of_heads(case, heads, dtype):
+    case = case.with_heads(heads)
+    for kind in ("power law", "isolated rows", "empty"):
+        A = case.matrix(dtype, kind)
+        for feat in (0, 1, 8, 33):
+            check(np, case, A, case.arguments(A, dtype, feat=feat))
 
 
 def test_products_touch_neither_infinities_nor_nan_at_implicit_zeros():
@@ -100,78 +98,6 @@ def test_products_touch_neither_infinities_nor_nan_at_implicit_zeros():
     for B in (A, A.tocoo()):
         found = ops.spmm(B, X, row_scale=scale)
         np.testing.assert_array_equal(found[:, 0], [2, 0, np.nan])  # a stored zero does touch
-
-
-@over_dtypes
-@over_indices
-@over_kinds
-def test_dot_products_of_every_kind_of_graph(kind, index_dtype, dtype):
-    A = matrix(kind, None, index_dtype).tocsr()
-    for width in (0, 1, 33, (3, 16), (0, 4), (2, 0)):
-        X, Y = features(A.n_rows, width, dtype), features(A.n_cols, width, dtype, seed=2)
-        out, buffer = poisoned(np, (A.nnz, *X.shape[1:-1]), dtype)
-        ops.sddmm(A, far_apart(np, X) if X.size else X, Y, out=out)
-        assert_close(out, sddmm_oracle(A, X, Y), bound=sddmm_bound(A, X, Y))
-        assert intact(np, buffer)
-        assert ops.explain("sddmm", A, X, Y).chosen.name == "sddmm_csr_numpy"
-
-
-@over_dtypes
-@over_indices
-@over_kinds
-def test_softmax_of_every_kind_of_graph(kind, index_dtype, dtype):
-    A = matrix(kind, None, index_dtype).tocsr()
-    for heads in ((), (1,), (7,), (0,)):
-        scores = (3 * features(A.nnz, heads, np.float64)).astype(dtype)
-        found = ops.edge_softmax(A, scores)
-        assert_close(found, edge_softmax_oracle(A, scores), bound=edge_softmax_bound(A, scores))
-        grad = features(A.nnz, heads, dtype, seed=2)
-        bound = edge_softmax_backward_bound(A, found, grad)
-        expected = edge_softmax_backward_oracle(A, found, grad)
-        assert_close(ops.edge_softmax_backward(A, found, grad), expected, bound=bound)
-    assert ops.explain("edge_softmax", A, scores).chosen.name == "edge_softmax_numpy"
-
-
-def gat_arguments(A, shape, dtype, options):
-    """H, el, er, the gradient of the result, and options with their scores."""
-    rows = (A.n_cols, shape), (A.n_cols, shape[:-1]), (A.n_rows, shape[:-1]), (A.n_rows, shape)
-    arrays = [features(n, s, np.float64, seed=k).astype(dtype) for k, (n, s) in enumerate(rows)]
-    if options.get("edge_scores"):
-        scores = features(A.nnz, shape[:-1], np.float64, seed=7).astype(dtype)
-        options = {**options, "edge_scores": scores}
-    return arrays, options
-
-
-@over_dtypes
-@over_indices
-@over_kinds
-@pytest.mark.parametrize("self_loops", [False, True])
-def test_gat_of_every_kind_of_graph(self_loops, kind, index_dtype, dtype):
-    A = matrix(kind, None, index_dtype).tocsr()
-    if self_loops:
-        side, coo = max(A.shape), A.tocoo()
-        A = sparsefmt.COO(coo.row, coo.col, shape=(side, side)).tocsr()
-    for k, shape in enumerate([(4, 8), (7,), (1, 33), (3, 1), (2, 0)]):
-        given = {**GAT_OPTIONS[k % 3], "self_loops": self_loops}
-        (H, el, er, grad), options = gat_arguments(A, shape, dtype, given)
-        out, buffer = poisoned(np, (A.n_rows, *shape), dtype)
-        ops.gat(A, H, el, er, out=out, **options)
-        assert_close(
-            out, gat_oracle(A, H, el, er, **options), bound=gat_bound(A, H, el, er, **options)
-        )
-        assert intact(np, buffer)
-        found = ops.gat_backward(A, H, el, er, grad, **options)
-        expected = gat_backward_oracle(A, H, el, er, grad, **options)
-        bounds = gat_backward_bound(A, H, el, er, grad, **options)
-        for one, want, limit in zip(found, expected, bounds, strict=False):
-            if one is not None:
-                assert_close(one, want, bound=limit)
-        options = {name: options[name] for name in options if name not in ("dropout", "seed")}
-        wide = (a.astype(np.promote_types(a.dtype, np.float32)) for a in (el, er))
-        bound = gat_attention_bound(A, *wide, **options)
-        found = ops.gat_attention(A, el, er, **in_order(options, np.arange(A.nnz)))
-        assert_close(found, gat_attention_oracle(A, el, er, **options), bound=bound)
-    assert ops.explain("gat", A, H, el, er).chosen.name == "gat_csr_scipy"
 
 
 def test_a_score_of_nan_or_infinity_makes_its_row_nan_and_no_other():

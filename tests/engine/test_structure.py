@@ -1,5 +1,7 @@
 """What is prepared once of a structure."""
 
+import numpy as np
+
 from sparsefmt.ops.engine import build
 from sparsefmt.ops.engine.structure import MAX_SHARED, Sizes, Structure
 
@@ -79,3 +81,12 @@ def test_structures_alike_of_sizes_without_end_do_not_all_keep_what_was_prepared
         S.cases_of("gat", lambda S: S.n_rows)["case"] = n
         assert S.cases == {"gat": {"case": n}}
         assert len(shared) <= MAX_SHARED
+
+
+def test_there_is_room_for_a_few_more():
+    counts = np.arange(5000)
+    rooms = np.array([build.room_for(int(count)) for count in counts])
+    assert (rooms[:17] == counts[:17]).all()
+    assert (rooms >= counts).all()
+    assert (rooms <= 1.125 * counts).all()
+    assert len(set(rooms[1024:2048])) == 9

@@ -1,8 +1,5 @@
 """The normalisation of GCN against loops in float64, and its gradient against complex steps."""
 
-from contextlib import nullcontext
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,8 +7,6 @@ from op_cases import DTYPES, INDEX_DTYPES, long_rows, name_of, put, rows_of
 
 from sparsefmt import COO, CSR, DtypeError, Graph, ShapeError, ops
 from sparsefmt.formats.oracle import float64
-from sparsefmt.ops.engine import jit
-from sparsefmt.ops.gcn import cuda
 from sparsefmt.testing import assert_close, coo, index_dtypes, stored_entries
 
 LOOPS = pytest.mark.parametrize("self_loops", [True, False])
@@ -155,48 +150,13 @@ def test_any_small_graph(xp, A, self_loops):
 @pytest.mark.parametrize("dtype", [None, np.float32], ids=name_of)
 def test_hubs_and_runs_of_one_row(xp, dtype, self_loops):
     """Rows that blocks and teams share, and the runs of them that a sorted COO has."""
-    csr = long_rows(dtype, np.int32)
-    n = csr.n_rows
-    csr = CSR(csr.indptr, csr.indices, csr.data, shape=(n, n))
-    if dtype is not None:
-        csr = csr.with_data(np.round(np.abs(csr.data) * 8) / 8)
-    degree = np.zeros(n)
-    row = np.repeat(np.arange(n), csr.lengths)
-    values = np.ones(csr.nnz) if dtype is None else float64(csr.data)
-    np.add.at(degree, row, values)
-    has_loop = np.zeros(n, bool)
-    has_loop[row[row == csr.indices]] = True
-    degree += self_loops * ~has_loop
-    with np.errstate(divide="ignore"):
-        s = np.where(degree > 0, degree**-0.5, 0)
-    expected = s[row] * values * s[csr.indices]
-    shuffled = np.random.default_rng(1).permutation(csr.nnz)
-    data = None if dtype is None else csr.data[shuffled]
-    parts = (row.astype(np.int32)[shuffled], csr.indices[shuffled], data)
-    for A, order in (
-        (csr, slice(None)),
-        (csr.tocoo(), slice(None)),
-        (COO(*parts, shape=(n, n)), shuffled),
-    ):
-        found = float64(ops.gcn_norm(put(xp, A), self_loops=self_loops).data)
-        places, own = loop_places(A) if self_loops else (slice(None), None)
-        assert_close(found[places], expected[order], bound=1e-6 * expected[order])
-        if self_loops:
-            assert_close(found[own], np.where(has_loop, 0, s * s), bound=1e-6)
-
-
-@LOOPS
-def test_its_products_are_those_of_the_dense_matrix(xp, self_loops):
-    A = square("power law", np.float64)
-    A = A.with_data(np.abs(A.data))
-    dense = A.toarray()
-    missing = ~np.isin(np.arange(50), A.row[A.row == A.col])
-    dense += np.diag(missing * float(self_loops))
-    degree = dense.sum(1)
-    s = np.where(degree > 0, np.maximum(degree, 1e-9) ** -0.5, 0)
-    X = np.random.default_rng(0).random((50, 3))
-    B = ops.gcn_norm(put(xp, A), self_loops=self_loops)
-    assert_close(B @ put(xp, X), s[:, None] * dense * s @ X, bound=1e-12)
+    A = long_rows(dtype, np.int32)
+    data = None if dtype is None else np.round(np.abs(A.data) * 8) / 8
+    csr = CSR(A.indptr, A.indices, data, shape=(A.n_rows, A.n_rows))
+    coo_, shuffled = csr.tocoo(), np.random.default_rng(1).permutation(csr.nnz)
+    data = None if dtype is None else data[shuffled]
+    for B in (csr, coo_, COO(coo_.row[shuffled], coo_.col[shuffled], data, shape=csr.shape)):
+        check(xp, B, self_loops=self_loops)
 
 
 @pytest.mark.parametrize("format", ["csc", "sgt"])
@@ -260,47 +220,6 @@ def test_counts_and_float16_do_not_overflow(xp):
             values = float64(ops.gcn_norm(put(xp, B)).data)
             assert values[0] == pytest.approx(1 / n, rel=1e-2)
             assert values[1] == pytest.approx(n**-0.5, rel=2e-3)
-
-
-@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
-@pytest.mark.parametrize("dtype", [None, *DTYPES], ids=name_of)
-def test_a_coo_without_entries_asks_for_declared_kernels(monkeypatch, dtype, index_dtype):
-    """The pointer to no values is 0, as that of a missing array."""
-    asked = []
-    memory = SimpleNamespace(
-        pointer=lambda a: 0 if a is None else a.size,
-        dtype=lambda a: a.dtype.name,
-        empty=lambda shape, dtype, like: np.empty(shape, dtype),
-        stream=lambda a: 0,
-        on_device=nullcontext,
-    )
-
-    def load(file, name, layout, types, constants):
-        asked.append((file, jit.expression(name, types, constants)))
-        return lambda *_, **__: None
-
-    monkeypatch.setattr(cuda, "memory_of", lambda a: memory)
-    monkeypatch.setattr(cuda, "fill", lambda *_: None)
-    monkeypatch.setattr(jit, "load", load)
-    A = square("empty", dtype, index_dtype)
-    structure, out = (A.row, A.col), np.empty(A.n_rows, dtype or np.float32)
-    cuda.gcn_norm_coo(A, A.data, True, structure=structure, out=out)
-    assert asked
-    assert {*asked} <= {*cuda.instantiations()}
-
-
-def test_gcnconv_multiplies_with_this_matrix():
-    torch = pytest.importorskip("torch")
-    from sparsefmt.nn import GCNConv
-
-    # Of several loops of one vertex the layer counts the last.
-    A = square("banded", np.float32)
-    A = A.with_data(np.abs(A.data))
-    x = torch.rand(A.n_cols, 4, generator=torch.Generator().manual_seed(0))
-    layer = GCNConv(4, 3, bias=False)
-    with torch.no_grad():
-        y, h = layer(x, Graph(A)), layer.lin(x)
-    torch.testing.assert_close(torch.from_numpy(ops.gcn_norm(A) @ h.numpy()), y)
 
 
 def test_explain_names_the_kernels():

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -63,6 +63,19 @@ class Case:
 
     def __str__(self):
         return self.name
+
+    def with_heads(self, heads):
+        """Return the case of so many heads, ``(2,)``, instead of 4, or of none, ``()``."""
+        shapes = {
+            name: tuple(size for one in shape for size in (heads if one == 4 else (one,)))
+            for name, shape in self.shapes.items()
+        }
+        return replace(self, shapes=shapes)
+
+    @property
+    def is_headed(self):
+        """Return True if it has 4 heads, which ``with_heads`` changes."""
+        return any(4 in shape for shape in self.shapes.values())
 
     @property
     def is_mixed(self):
@@ -181,10 +194,10 @@ def gradients_of_messages(A, E, grad, X=None, **options):
     return (exact[1:], bounds[1:]) if options["message"] == "copy_edge" else (exact, bounds)
 
 
-def bound_of_probabilities(A, el, er):
+def bound_of_probabilities(A, el, er, **options):
     """Return the bound of results that are float32 for scores of two bytes."""
     wide = (a.astype(np.float32) if a.dtype.itemsize == 2 else a for a in (el, er))
-    return attention.gat_attention_bound(A, *wide)
+    return attention.gat_attention_bound(A, *wide, **options)
 
 
 def combinations(A, left, right, op):
@@ -361,3 +374,5 @@ CASES = [
         for op in ("add", "sub", "mul")
     ),
 ]  # fmt: skip
+#: The cases by name.
+NAMED = {case.name: case for case in CASES}

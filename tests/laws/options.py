@@ -8,7 +8,7 @@ NUMBER = [(value, "give a number") for value in ("0.2", None, True, 1j, np.ones(
 NUMBER += [(10**400, "that a float holds")]
 INTEGER = [(1.0, ""), (None, ""), (True, ""), ("1", ""), (np.arange(2), ""), (np.nan, "")]
 FLAG = [(1, ""), (None, ""), ("no", ""), (np.ones(1), "")]
-WORD = [("first", ""), (None, ""), (0, ""), (["sum"], "")]
+WORD = [("first", ""), (None, ""), (0, ""), (["sum"], ""), (np.ones(2), "")]
 #: What options of public functions refuse: values, the error, and the text.
 OPTIONS = {
     "negative_slope": [(value, DtypeError, text) for value, text in NUMBER],

@@ -188,8 +188,14 @@ OUT = {
     "list": (lambda y: [[0.0]], DtypeError, "out is a list: give a NumPy or CuPy array"),
     "strided": (lambda y: np.stack([y, y], -1)[..., 0], FormatError, "out is not C-contiguous"),
     "turned": (lambda y: y[::-1], FormatError, "out is not C-contiguous: give a fresh array"),
+    "unaligned": (lambda y: late(y), FormatError, "out is not aligned to its dtype: give a fresh"),
     "read-only": (lambda y: read_only(y), FormatError, "out is read-only: give a writeable array"),
 }
+
+
+def late(y):
+    memory = np.zeros(y.nbytes + 1, np.uint8)
+    return memory[1:].view(y.dtype).reshape(y.shape)
 
 
 def read_only(y):

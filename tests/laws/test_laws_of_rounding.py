@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 from laws.cases import CASES, K, by
 from laws.checks import LAYOUTS, check
-from op_cases import INDEX_DTYPES, KINDS, ROW_LENGTHS, moved, name_of, poisoned, put, rounded
+from op_cases import (
+    INDEX_DTYPES,
+    KINDS,
+    ROW_LENGTHS,
+    moved,
+    name_of,
+    poisoned,
+    put,
+    rounded,
+    rows_of,
+)
 
 from sparsefmt import CBSR, UnsupportedError, ops
 from sparsefmt.ops.attention import oracle as attention
@@ -117,6 +127,31 @@ def test_results_may_begin_anywhere(case, offset):
         out = flat[offset:].reshape(expected.shape)
         case.run(A, there, out=out)
         cupy.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+@every_case
+def test_a_permission_is_taken_where_it_pays(case):
+    import cupy
+
+    def explained(length=8, feat=64, dtype=F32, **precision):
+        A = rows_of([length] * 30, 30, dtype if case.weighted else None, np.int32)
+        args = case.arguments(A, dtype, feat=feat // 4 if case.is_headed else feat)
+        options = {n: v for n, v in case.options.items() if n != "precision"} | precision
+        there = {name: put(cupy, value) for name, value in args.items()}
+        return ops.explain(EXPLAINED[case.function], put(cupy, A), **there, **options)
+
+    allowed = {"precision": "bf16"}
+    assert explained(**allowed).chosen.name.endswith("_rounded")
+    for found, reason in (
+        (explained(length=1, **allowed), "a row is gathered less than 8 times on average"),
+        (explained(feat=63, **allowed), "rows have less than 64 features"),
+        (explained(), 'allow bfloat16 with precision="bf16"'),
+        (explained(precision="tf32"), 'allow bfloat16 with precision="bf16"'),
+        (explained(dtype=np.float16), "only float32 is rounded"),
+    ):
+        assert not found.chosen.name.endswith("_rounded")
+        assert reason in str(found)
 
 
 @every_case

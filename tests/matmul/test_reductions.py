@@ -1,7 +1,9 @@
-"""Mean, maximum and minimum, which entry won, and the way back to it, against loops in float64."""
+"""Maximum and minimum, which entry won, and the way back to it, against loops in float64."""
 
 import numpy as np
 import pytest
+from laws.cases import NAMED
+from laws.checks import check
 from op_cases import (
     DTYPES,
     INDEX_DTYPES,
@@ -9,11 +11,9 @@ from op_cases import (
     ROW_LENGTHS,
     far_apart,
     features,
-    intact,
     long_rows,
     matrix,
     name_of,
-    poisoned,
     put,
     rows_of,
 )
@@ -22,21 +22,9 @@ import sparsefmt
 from sparsefmt import ops
 from sparsefmt.testing import assert_close, error_bound, spmm_oracle, stored_entries
 
-BEYOND_SUM = REDUCTIONS[1:]
-
 
 def host(a):
     return a.get() if hasattr(a, "get") else a
-
-
-def check(xp, A, X, reduce, **scales):
-    """Into poisoned memory: every element right, no guard touched."""
-    out, buffer = poisoned(xp, (A.n_rows, X.shape[1]), X.dtype)
-    there = {name: put(xp, value) for name, value in scales.items()}
-    ops.spmm(put(xp, A), put(xp, X), reduce=reduce, out=out, **there)
-    options = {"reduce": reduce, **scales}
-    assert_close(out, spmm_oracle(A, X, **options), bound=error_bound(A, X, **options))
-    assert intact(xp, buffer)
 
 
 def check_winners(xp, A, X, reduce, **scales):
@@ -62,32 +50,7 @@ def check_winners(xp, A, X, reduce, **scales):
             assert arg[i].tolist() == (start + pick(products[start:stop], axis=0)).tolist()
 
 
-# Laws
-
-
-def test_a_mean_is_the_sum_over_the_degree(xp):
-    A = matrix("power law", np.float64, np.int32).tocsr()
-    X = features(A.n_cols, 12, np.float64)
-    degree = np.maximum(A.lengths, 1)[:, None]
-    total = host(ops.spmm(put(xp, A), put(xp, X)))
-    mean = host(ops.spmm(put(xp, A), put(xp, X), reduce="mean"))
-    assert_close(mean, total / degree, bound=error_bound(A, X, reduce="mean"))
-
-
-def test_a_minimum_is_the_negated_maximum_of_the_negated(xp):
-    A = matrix("power law", np.float32, np.int32).tocsr()
-    X = features(A.n_cols, 12, np.float32)
-    least = ops.spmm(put(xp, A), put(xp, X), reduce="min")
-    assert bool((least == -ops.spmm(put(xp, A), put(xp, -X), reduce="max")).all())
-
-
-def test_a_negative_row_factor_turns_a_maximum_around(xp):
-    A = sparsefmt.CSR([0, 2], [0, 1], shape=(1, 2))
-    X = put(xp, np.array([[1.0], [5.0]]))
-    assert ops.spmm(put(xp, A), X, reduce="max", row_scale=put(xp, -np.ones(1))).tolist() == [[-5]]
-
-
-@pytest.mark.parametrize("reduce", BEYOND_SUM)
+@pytest.mark.parametrize("reduce", REDUCTIONS[1:])
 def test_a_row_without_entries_is_zero_whatever_its_factor(xp, reduce):
     A = sparsefmt.CSR([0, 0, 1], [0], shape=(2, 1))
     r = put(xp, np.array([np.inf, -2.0]))
@@ -103,7 +66,7 @@ def test_nan_wins_and_infinities_compare(xp, reduce, dtype):
     X[np.random.default_rng(0).random(X.shape) < 0.1] = np.nan
     X[np.random.default_rng(1).random(X.shape) < 0.2] = np.inf
     X[np.random.default_rng(2).random(X.shape) < 0.2] = -np.inf
-    check(xp, A, X, reduce)
+    check(xp, NAMED[f"spmm {reduce}"], A, {"X": X})
     check_winners(xp, A, X, reduce)
 
 

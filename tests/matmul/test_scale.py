@@ -51,14 +51,6 @@ def test_without_factors_it_is_the_matrix_itself(xp):
     assert ops.scale(A) is A
 
 
-def test_multiplying_by_it_is_multiplying_with_both_factors(xp):
-    A = put(xp, matrix("power law", np.float64, np.int32).tocsr())
-    row, col = (put(xp, features(size, (), np.float64)) for size in A.shape)
-    X = put(xp, features(A.n_cols, 5, np.float64))
-    once, twice = ops.spmm(A, X, row_scale=row, col_scale=col), ops.scale(A, row, col) @ X
-    assert_close(once, twice.tolist(), bound=1e-12)
-
-
 def test_2_byte_products_are_rounded_once(xp):
     """In float16 already ``row * a`` would overflow."""
     A = sparsefmt.COO([0], [0], np.array([300], np.float16), shape=(1, 1))

@@ -1,11 +1,16 @@
 """Products with several heads: a value of each for every entry, features of each or of all."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from laws.cases import NAMED
+from laws.checks import check
 from op_cases import (
     DTYPES,
     FORMATS,
     INDEX_DTYPES,
+    REDUCTIONS,
     features,
     in_data_order,
     intact,
@@ -18,51 +23,33 @@ from op_cases import (
 from sparsefmt.errors import ShapeError, UnsupportedError
 from sparsefmt.formats.oracle import float64
 from sparsefmt.ops import explain, spmm
-from sparsefmt.ops.matmul.oracle import by_heads, error_bound, spmm_oracle
+from sparsefmt.ops.matmul.oracle import spmm_oracle
 
-F32, F64 = np.float32, np.float64
+F32 = np.float32
 #: Side by side, not aligned, of few heads and many, none, wider than a sub-warp reads.
 SHAPES = [(1, 7), (2, 16), (4, 8), (3, 5), (8, 64), (5, 33), (0, 4), (4, 0), (2, 257)]
 
 
-def check(xp, A, shape, dtype, *, shared=False, transform=put, **scales):
-    """Sums and means of a matrix against the oracle."""
-    B = in_data_order(A)
-    X = features(B.n_cols, shape[1:] if shared else shape, dtype)
-    values = features(B.nnz, shape[0], dtype, seed=2)
-    x, a = transform(xp, X), put(xp, values)
-    for reduce in ("sum", "mean"):
-        how = {"reduce": reduce, **scales}
-        y = spmm(
-            put(xp, A), x, values=a, reduce=reduce, **{k: put(xp, r) for k, r in scales.items()}
-        )
-        assert y.dtype == dtype
-        assert y.shape == (A.n_rows, *shape)
-        exact = by_heads(spmm_oracle, B, X, values, **how)
-        bound = by_heads(error_bound, B, X, values, **how)
-        assert (np.abs(float64(y) - exact) <= bound).all()
-
-
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
-def test_every_dtype_and_number_of_heads(xp, dtype, index_dtype):
-    A = matrix("power law", None, index_dtype).tocsr()
-    for shape in SHAPES:
-        check(xp, A, shape, dtype)
-    check(xp, A, (4, 12), dtype, shared=True)
+def test_every_dtype_and_number_of_heads(xp, dtype, index_dtype, reduce):
+    for case in (NAMED["spmm of heads"], NAMED["spmm of heads scaled"]):
+        A = case.matrix(dtype, index_dtype=index_dtype)
+        for heads, feat in SHAPES:
+            each = replace(case, options={"reduce": reduce}).with_heads((heads,))
+            check(xp, each, A, each.arguments(A, dtype, feat=feat))
 
 
 def test_heads_that_share_their_values_are_one_product(xp):
     """Maxima, tiles and all else of a product are theirs too."""
     for format in FORMATS:
-        A = matrix("power law", F32, np.int32).asformat(format)
-        X = features(45, (3, 5), F32)
-        for reduce in ("sum", "mean", "max", "min"):
+        A = put(xp, matrix("power law", F32, np.int32)).asformat(format)
+        X = put(xp, features(45, (3, 5), F32))
+        for reduce in REDUCTIONS:
             out, buffer = poisoned(xp, (60, 3, 5), F32)
-            how = {"reduce": reduce, "out": out}
-            found = spmm(put(xp, A), put(xp, X), **how)
-            flat = spmm(put(xp, A), put(xp, X.reshape(45, 15)), reduce=reduce)
-            assert found is out
+            assert spmm(A, X, reduce=reduce, out=out) is out
+            flat = spmm(A.tocsr(), X.reshape(45, 15), reduce=reduce)
             assert bool((out.reshape(60, 15) == flat).all()) or format == "coo"
             assert intact(xp, buffer)
 

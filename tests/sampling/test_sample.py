@@ -10,7 +10,6 @@ import pytest
 from host_cupy import COMPILER
 from laws.options import OPTIONS
 from op_cases import (
-    DTYPES,
     INDEX_DTYPES,
     KINDS,
     features,
@@ -66,23 +65,6 @@ def test_no_entry_is_sampled_twice_and_none_of_another_row(xp, strategy, width):
         row = np.repeat(np.arange(len(lengths)), host(B.lengths))
         assert (np.searchsorted(A.indptr, perm, side="right") - 1 == row).all()
         assert len(np.unique(perm)) == len(perm)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_sample_is_the_same_for_every_dtype_and_neighbour(xp, strategy):
-    """It follows from the seed, the number of a row and its length alone."""
-    A = rows_of(np.arange(150), 30, None, np.int32)
-    _, perm = ops.sample_with_perm(put(xp, A), 20, strategy=strategy, seed=1)
-    for dtype, index_dtype in zip(DTYPES, INDEX_DTYPES * 2, strict=True):
-        B = rows_of(np.arange(150), 70, dtype, index_dtype, seed=8)
-        _, other = ops.sample_with_perm(put(xp, B), 20, strategy=strategy, seed=1)
-        assert bool((perm == other).all())
-    lengths = np.arange(150)
-    lengths[:100] = 3  # rows of other lengths before them
-    C = rows_of(lengths, 30, None, np.int32)
-    _, other = ops.sample_with_perm(put(xp, C), 20, strategy=strategy, seed=1)
-    moved_by = int(A.indptr[100] - C.indptr[100])
-    assert (host(perm)[-50 * 20 :] == host(other)[-50 * 20 :] + moved_by).all()
 
 
 def test_only_random_goes_by_the_seed_of_64_bits(xp):
@@ -261,23 +243,6 @@ def test_samples_of_neighbouring_rows_and_seeds_are_independent(xp, one_thread):
             found[length, name] = p_value((a * length + b).reshape(-1), length**2)
     worst = min(found, key=found.get)
     assert found[worst] > SIGNIFICANCE / len(found), f"{worst}: {found[worst]}"
-
-
-@pytest.mark.parametrize("width", [1, 10, 64])
-def test_rescaled_sums_of_random_samples_are_unbiased(xp, width, one_thread):
-    """The mean over 1000 seeds lies within 3 standard errors; of means of samples too."""
-    lengths = np.array([7, 31, 100, 577, 3000])
-    A = rows_of(lengths, 211, np.float64, np.int32)
-    X = np.random.default_rng(2).gamma(1.0, size=(211, 1))  # far from 0 on average
-    B, x = put(xp, A), put(xp, X)
-    whole = host(ops.spmm(B, x))[:, 0]
-    for factor, exact in (({"rescale": True}, whole), ({"mean": True}, whole / lengths)):
-        how = {"strategy": "random", **factor}
-        found = np.stack(
-            [host(ops.spmm_sampled(B, x, width, seed=s, **how))[:, 0] for s in range(1000)]
-        )
-        error = found.std(axis=0, ddof=1) / np.sqrt(len(found))
-        assert (np.abs(found.mean(axis=0) - exact) <= 3 * error + 1e-12 * np.abs(exact)).all()
 
 
 def test_every_place_of_a_long_row_is_drawn_once():

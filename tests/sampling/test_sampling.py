@@ -1,9 +1,12 @@
 """Products with a sample of each row against loops in float64, and the sample as a graph."""
 
+from dataclasses import replace
+from functools import partial
+
+import laws.checks
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from laws.cases import NAMED
 from op_cases import (
     DTYPES,
     INDEX_DTYPES,
@@ -28,10 +31,8 @@ from sparsefmt.ops.sampling.oracle import (
     sample_oracle,
     sddmm_sampled_bound,
     sddmm_sampled_oracle,
-    spmm_sampled_bound,
-    spmm_sampled_oracle,
 )
-from sparsefmt.testing import assert_close, csr, error_bound
+from sparsefmt.testing import assert_close
 
 FACTORS = [{}, {"mean": True}, {"rescale": True}]
 
@@ -44,32 +45,15 @@ def on(xp, A, planned=False):
     return B
 
 
-def check(xp, A, X, width, place=put, row_scale=None, col_scale=None, **options):
-    """Into poisoned memory: every element right, no guard touched."""
-    scales = {"row_scale": row_scale, "col_scale": col_scale}
-    expected = spmm_sampled_oracle(A, X, width, **scales, **options)
-    bound = spmm_sampled_bound(A, X, width, **scales, **options)
-    there = {name: put(xp, scale) for name, scale in scales.items()}
+def check(xp, A, X, width, **options):
+    """Check the product before and after there is a plan of the rows."""
+    case = NAMED["spmm_sampled bucket"]
+    case = replace(case, options={"width": width, **options})
     for planned in (False, True)[: 1 if xp is np else 2]:
-        out, buffer = poisoned(xp, (A.n_rows, X.shape[1]), X.dtype)
-        args = on(xp, A, planned), place(xp, X), width
-        assert ops.spmm_sampled(*args, out=out, **there, **options) is out
-        assert_close(out, expected, bound=bound)
-        assert intact(xp, buffer)
+        laws.checks.check(xp, case, A, {"X": X}, matrix=partial(on, planned=planned))
 
 
 # Against loops
-
-
-@pytest.mark.parametrize("feat", WIDTHS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_feature_width_and_dtype(xp, strategy, dtype, feat):
-    k = WIDTHS.index(feat)
-    A = matrix("power law", dtype if k % 3 else None, INDEX_DTYPES[k % 2]).tocsr()
-    X = features(A.n_cols, feat, dtype)
-    for width in (SAMPLES[k % 6], SAMPLES[(k + 3) % 6]):
-        check(xp, A, X, width, strategy=strategy, seed=k, **FACTORS[k % 3])
 
 
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
@@ -89,7 +73,7 @@ def test_every_kind_of_graph_and_sample(xp, strategy, kind, weighted, index_dtyp
 def test_rows_that_577_divides(xp, strategy, dtype, width):
     k = SAMPLES.index(width)
     A = prime_rows(dtype if k % 2 else None, INDEX_DTYPES[k % 2])
-    for feat in (1, 40, 72):
+    for feat in (1, 40, 72, 257):
         X = features(211, feat, dtype) / dtype(64)  # rescaled sums stay within float16
         check(xp, A, X, width, strategy=strategy, seed=-k, **FACTORS[k % 3])
 
@@ -110,9 +94,6 @@ def test_rows_that_many_sub_warps_share(xp, strategy, dtype, width):
             ops.spmm_sampled(on(xp, A, planned), put(xp, X), width, out=out, **options)
             assert_close(out, expected, bound=bound)
             assert intact(xp, buffer)
-
-
-# Memory
 
 
 # Values that spread where they should not
@@ -158,24 +139,6 @@ def test_the_kernel_sums_just_the_entries_of_the_sample(xp, strategy, width):
             assert bool((found == ops.spmm(C, x)).all())
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_it_is_the_product_with_the_sample(xp, strategy, dtype):
-    A = matrix("power law", dtype, np.int32).tocsr()
-    r, c = features(A.n_rows, (), dtype, seed=2), features(A.n_cols, (), dtype, seed=3)
-    scales = {"row_scale": put(xp, r), "col_scale": put(xp, c)}
-    for feat, mean in ((5, False), (33, True), (257, False)):
-        X = features(A.n_cols, feat, dtype)
-        B = ops.sample(put(xp, A), 4, strategy=strategy, seed=9)
-        whole = ops.spmm(B, put(xp, X), reduce="mean" if mean else "sum", **scales)
-        how = {"strategy": strategy, "seed": 9, "mean": mean}
-        found = ops.spmm_sampled(put(xp, A), put(xp, X), 4, **how, **scales)
-        if xp is np:  # in the same order
-            assert (found == whole).all()
-        how |= {"row_scale": r, "col_scale": c}
-        assert_close(found, host(whole), bound=2 * spmm_sampled_bound(A, X, 4, **how))
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_sample_of_all_is_the_whole_product(xp, strategy):
     A = long_rows(np.float32, np.int32)
@@ -218,19 +181,6 @@ def test_products_at_sampled_entries(xp, strategy, dtype, feat):
         assert intact(xp, buffer)
 
 
-# Laws
-
-
-@given(A=csr(dtype=np.float64), width=st.integers(1, 6), seed=st.integers(),
-       strategy=st.sampled_from(STRATEGIES))  # fmt: skip
-def test_it_is_the_product_with_a_part_of_the_entries(xp, A, width, seed, strategy):
-    X, how = features(A.n_cols, 5, np.float64), {"strategy": strategy, "seed": seed}
-    found = ops.spmm_sampled(put(xp, A), put(xp, X), width, **how)
-    B, perm = ops.sample_with_perm(A, width, **how)
-    assert_close(found, ops.spmm(B, X), bound=2 * error_bound(B, X))
-    assert B.nnz == len(set(perm.tolist())) == round(ops.sampling_rate(A, width) * A.nnz)
-
-
 # What explain says
 
 
@@ -242,6 +192,3 @@ def test_explain_names_the_kernel_and_why_not_the_others():
     assert "not spmm_sampled_csr_balanced: the arrays are on the CPU" in str(found)
     text = str(ops.explain("spmm_sampled", A, X, 5))
     assert "spmm_sampled runs spmm_sampled_through_csr (deterministic, converts to CSR" in text
-
-
-# GPU only

@@ -144,7 +144,8 @@ def message_aggregate_backward(
     Where a sum ``x + w`` is 0 the gradient of "relu_add" is 0, and where it is NaN that of 1.
     """
     options = {"message": message, "reduce": reduce}
-    features = {"X": X, "E": E} if message in ("mul", "relu_add") else {}
+    reads_both = isinstance(message, str) and message in ("mul", "relu_add")
+    features = {"X": X, "E": E} if reads_both else {}
     A, message, reduce, grad, *read = bind(
         MESSAGE_AGGREGATE_BACKWARD, A, **options, grad=grad, **features
     )
