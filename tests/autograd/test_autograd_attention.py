@@ -2,7 +2,6 @@
 
 import itertools
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -19,12 +18,10 @@ from attention_cases import (  # noqa: E402
     naive,
     naive_gat,
     shapes_of,
-    words,
 )
 from autograd_cases import make_graph, tensors  # noqa: E402
 from torch.autograd import gradcheck  # noqa: E402
 
-from sparsefmt import CSR, Graph  # noqa: E402
 from sparsefmt.autograd import (  # noqa: E402
     attention,
     dot_aggregate,
@@ -111,23 +108,6 @@ def test_large_scores_neither_overflow_nor_vanish(device, kind):
         torch.testing.assert_close(
             mine.detach().cpu().double(), theirs.detach(), rtol=0, atol=1e-5 * largest
         )
-
-
-def test_the_mask_depends_on_the_seed_the_entry_and_the_head_alone(device):
-    """One entry a row, whose weight is 1: what is left is the mask."""
-    n, heads = 400, 3
-    graph = Graph(CSR(np.arange(n + 1), np.arange(n), shape=(n, n))).to(device)
-    h, scores = torch.ones(n, heads, 1, device=device), torch.zeros(n, heads, device=device)
-    for seed in (0, np.int32(7), 2**63 - 1, -1, 2**64 - 1, 2**70 + 7):
-        y = gat_aggregate(graph, h, scores, scores, dropout=0.25, seed=seed)
-        z = dot_aggregate(graph, h, h, dropout=np.float32(0.25), seed=seed)
-        seed = int(seed)
-        stays = words(seed, torch.arange(n), heads) >= 2**30
-        assert torch.equal(y[:, :, 0].cpu() != 0, torch.from_numpy(stays))
-        assert torch.equal(y, z)
-        torch.testing.assert_close(y[y != 0], torch.full_like(y[y != 0], 4 / 3))
-        mask = {"dropout": 0.25, "seed": torch.tensor([(seed + 2**63) % 2**64 - 2**63]).to(device)}
-        assert torch.equal(y, gat_aggregate(graph, h, scores, scores, **mask))
 
 
 def test_below_they_count_for_nothing(device):

@@ -250,7 +250,7 @@ def drawing(name, graph, args, **options):
     """Call what draws: attention with dropout, or a random sample."""
     if name == "sample":
         return sampled_aggregate(graph, *args, strategy="random", **options)
-    return call(name, graph, args, dropout=0.5, **options)
+    return call(name, graph, args, dropout=np.float32(0.5), **options)
 
 
 def drawn_case(name, device, *, grad=True):

@@ -104,14 +104,14 @@ def test_explain_tells_of_it():
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("medium")
-def test_layers_take_it_compiled_and_captured_too():
-    graph = make_graph(30, 30, 600, device="cuda")
+@pytest.mark.parametrize(
+    "make",  # one aggregates first: what is rounded is alike
+    [lambda: nn.SAGEConv(24, 32), lambda: nn.GATConv(24, 16, heads=4)],
+    ids=["sage", "gat"],
+)
+def test_layers_take_it_compiled_and_captured_too(make):
+    graph, layer = make_graph(30, 30, 600, device="cuda"), make().cuda()
     (x,) = tensors("cuda", (30, 24), dtype=torch.float32, grad=False)
-    layer = nn.SAGEConv(24, 32).cuda()  # one that aggregates first: what is rounded is alike
-    check_compiled_and_captured(layer, x, graph)
-
-
-def check_compiled_and_captured(layer, x, graph):
     with torch.no_grad():
         expected = layer(x, graph)
         assert not torch.equal(expected, exactly(layer, x, graph))
@@ -173,14 +173,6 @@ def test_scores_of_vectors_and_a_bias_are_as_if_made_apart(heads, feat, edges):
     )
     for one, other in zip(*pair, strict=True):
         torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-4)
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("medium")
-def test_layers_of_attention_take_it_compiled_and_captured_too():
-    graph = make_graph(30, 30, 600, device="cuda")
-    (x,) = tensors("cuda", (30, 24), dtype=torch.float32, grad=False)
-    check_compiled_and_captured(nn.GATConv(24, 16, heads=4).cuda(), x, graph)
 
 
 @pytest.mark.gpu

@@ -406,44 +406,6 @@ def test_an_edge_index_need_not_be_contiguous():
 
 @gpu
 @pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
-def test_a_step_is_captured_after_a_step(name):
-    edge_index, sizes = edges_of("hub")
-    module = MODULES[name]().to("cuda")
-    x = torch.randn(sizes[0], 32, device="cuda", requires_grad=True)
-    graph = Graph.from_edge_index(edge_index, num_nodes=sizes)
-
-    def step():
-        y = module(x, graph)
-        return [y, *torch.autograd.grad(y.square().sum(), [x, *module.parameters()])]
-
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
-        found = step()
-    with torch.no_grad():
-        x.copy_(torch.randn_like(x))
-    captured.replay()
-    assert all(map(torch.equal, found, step()))
-
-
-@gpu
-def test_in_inference_mode_it_makes_tensors_that_train():
-    edge_index, sizes = edges_of("few")
-    sizes = max(sizes), max(sizes)
-    graph = Graph.from_edge_index(edge_index, num_nodes=sizes)
-    module, x = nn.SAGEConv(32, 8).to("cuda"), torch.randn(sizes[0], 32, device="cuda")
-    with torch.inference_mode():
-        module(x, graph)
-    results(graph, module, x)
-
-
-@gpu
-@pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
 def test_compiled_layers_take_it(name):
     edge_index, sizes = edges_of("hub")
     module, x = MODULES[name]().to("cuda"), torch.randn(sizes[0], 32, device="cuda")
@@ -452,22 +414,6 @@ def test_compiled_layers_take_it(name):
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
     for mine, theirs in zip(results(graph, compiled, x), expected, strict=True):
         assert (mine - theirs).norm() <= 1e-5 * theirs.norm()  # composed of other functions
-
-
-LAYERS = {
-    **{name: make for name, make in MODULES.items()},
-    "agnn": nn.AGNNConv,
-}
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_takes_an_edge_index_in_the_place_of_its_graph(device, name):
-    edge_index = torch.randint(0, 50, (2, 300), device=device)
-    module, x = LAYERS[name]().to(device), torch.randn(50, 32, device=device)
-    graph = autograd.as_graph(edge_index, x)
-    assert graph is autograd.as_graph(edge_index, x)
-    assert graph.shape == (50, 50)
-    assert torch.equal(module(x, edge_index), module(x, graph))
 
 
 def test_functions_take_an_edge_index_with_the_sizes_of_their_features(device):

@@ -80,9 +80,3 @@ def test_weighted_sums_of_layers_take_that_order(device, name):
     torch.testing.assert_close(
         *(torch.autograd.grad(one.sin().sum(), wanted) for one in (y, expected))
     )
-
-
-def test_scores_of_edges_line_up_with_their_labels(device):
-    graph, (x, _) = shuffled(device), operands(device)
-    there = edges().to(device)
-    torch.testing.assert_close(autograd.sddmm(graph, x, x), (x[there[1]] * x[there[0]]).sum(1))
