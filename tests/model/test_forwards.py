@@ -39,7 +39,9 @@ class Net(nn.Module):
         self.first, self.last = GCNConv(F_IN, HIDDEN), SAGEConv(HIDDEN, 5)
         self.body, self.graph, self.graphs, self.x = body, graph, [graph], None
         self.options, self.calls, self.seen, self.left_out = {"scale": 2.0}, 0, [], None
+        self.numbers, self.log = np.zeros(2), bytearray()
         self.register_buffer("total", torch.zeros(1, dtype=torch.float64))
+        self.register_buffer("mask", torch.eye(3).to_sparse())
 
     def layers(self, x, graph):
         return self.last(self.first(x, graph).relu(), graph)
@@ -492,6 +494,9 @@ def written(write):
 WRITES = {
     "buffer": lambda m: m.total.mul_(2).add_(1),
     "weight": lambda m: m.first.lin.weight.data.mul_(2.0),
+    "sparse buffer": lambda m: m.mask.mul_(2),
+    "array": lambda m: m.numbers.__iadd__(1),
+    "bytes": lambda m: m.log.append(1),
     "list": lambda m: m.seen.append(1),
     "nested": lambda m: m.graphs[0:1] and m.options.setdefault("more", []).append(1),
     "attribute": lambda m: setattr(m, "calls", m.calls + 1),
@@ -508,7 +513,7 @@ def test_what_a_forward_writes_while_it_is_planned_is_put_back(name):
     def state(model):
         left_out = ("body", "graph", "graphs")
         plain = {k: repr(v) for k, v in vars(model).items() if k[0] != "_" and k not in left_out}
-        tensors = {k: v.tolist() for k, v in model.state_dict().items()}
+        tensors = {k: v.to_dense().tolist() for k, v in model.state_dict().items()}
         return plain, tensors, [p.grad is None for p in model.parameters()]
 
     before = state(planned)

@@ -27,7 +27,7 @@ from sparsefmt import (  # noqa: E402
     optimize,
 )
 from sparsefmt.autograd import spmm  # noqa: E402
-from sparsefmt.model import composition, layers, program  # noqa: E402
+from sparsefmt.model import composition, layers  # noqa: E402
 from sparsefmt.nn import (  # noqa: E402
     AGNNConv,
     GATConv,
@@ -408,25 +408,6 @@ def two_layers():
     return Model(run, first=GCNConv(6, 6), last=GCNConv(6, 6))
 
 
-def test_what_a_model_writes_to_itself_is_put_back():
-    def run(self, x, graph):
-        self.calls += 1
-        self.total += 1
-        self.log.append(1)
-        self.mask.mul_(2)
-        self.seen += 1
-        return self.layer(x, graph)
-
-    model = Model(run, layer=GCNConv(6, 6))
-    model.calls, model.total, model.log = 0, np.zeros(2), bytearray()
-    model.register_buffer("mask", torch.eye(3).to_sparse())
-    model.register_buffer("seen", torch.zeros(()))
-    optimize(model, square(), x=features(6).float())
-    assert (model.calls, len(model.log), float(model.seen)) == (0, 0, 0)
-    assert not model.total.any()
-    assert torch.equal(model.mask.to_dense(), torch.eye(3))
-
-
 @pytest.mark.parametrize("call", [1, 3, 9, 12])
 def test_an_error_leaves_the_model_as_it_was(monkeypatch, call):
     graph, x = square(), features(6).float()
@@ -452,16 +433,6 @@ def test_an_error_leaves_the_model_as_it_was(monkeypatch, call):
             assert [vars(module).get("_plan") for module in model.modules()] == before
             model(x, square(seed=1)).sum().backward()
             assert len(calls) == count  # nothing is timed at a call
-
-
-def test_wrong_features_leave_an_earlier_plan():
-    graph, x = square(), features(6).float()
-    model = two_layers()
-    found = optimize(model, graph, x=x)
-    with pytest.raises(ShapeError):
-        optimize(model, graph, x=torch.randn(N, 5))
-    assert "_plan" in vars(model.first)
-    assert found.layers
 
 
 def test_what_runs_once_is_shared_after_the_clock_too(timed):
@@ -679,30 +650,6 @@ def test_edge_index_plans_our_layers_too():
     optimize(GCNConv(6, 6), torch.zeros(2, 0, dtype=torch.int64))
     with pytest.raises(IndexRangeError):
         optimize(GCNConv(6, 6), edges - 1000)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [lambda x: x.mul_(3), lambda x: setattr(x, "data", 3 * x)],
-    ids=["in place", "data"],
-)
-def test_constants_are_computed_once_and_again_when_they_are_written_to(monkeypatch, change):
-    graph, x = square(), features(12).detach()
-    layer, calls = GCNConv(12, 4).double(), []
-    plain = copy.deepcopy(layer)
-    found = optimize(layer, graph, x=x, training=True, mode="model").layers[""]
-    (planned,) = layer._plan.composition.plans.values()
-    tree = next(c.tree for c in found.candidates if text_of(c.tree) == "(D·A·D·H)·W")
-    planned.program = composition.Program(tree)
-    layer._plan.left.clear()
-    real = program.FUNCTIONS["spmm_scaled"]
-    counted = lambda **operands: calls.append(operands) or real(**operands)  # noqa: E731
-    monkeypatch.setitem(program.FUNCTIONS, "spmm_scaled", counted)
-    for _ in range(2):
-        torch.testing.assert_close(layer(x, graph), plain(x, graph))
-        assert len(calls) == 1
-    change(x)
-    torch.testing.assert_close(layer(x, graph), plain(x, graph))
 
 
 def test_a_model_without_such_layers_says_so():

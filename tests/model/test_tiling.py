@@ -163,16 +163,6 @@ def test_explaining_runs_the_model_as_planned_and_leaves_no_trace(device):
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_a_plan_keeps_neither_features_nor_graph():
-    graph = dense_blocks("cpu", 4)
-    model, x = Net(), torch.randn(graph.shape[1], FEAT)
-    found = optimize(model, graph, x=x)
-    assert found.kernels()
-    del x
-    assert found.kernels() == ()
-    assert "kernels" not in found.explain()
-
-
 def test_the_graphs_that_layers_multiply_with_are_found(monkeypatch):
     seen = []
     monkeypatch.setattr(optimizing, "decide_tiles", lambda step: seen.append(step))

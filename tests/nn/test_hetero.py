@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn")
 
-from pyg_cases import make  # noqa: E402
-from torch_geometric.data import Batch, HeteroData  # noqa: E402
+from pyg_cases import assert_same, make  # noqa: E402
+from torch_geometric.data import HeteroData  # noqa: E402
 from torch_geometric.explain.algorithm.utils import clear_masks, set_masks  # noqa: E402
 from torch_geometric.utils import get_embeddings, get_num_hops, trim_to_layer  # noqa: E402
 
@@ -52,12 +52,6 @@ def relations(lib):
     }
 
 
-def assert_alike(expected, found):
-    assert list(expected) == list(found)
-    for key, one in expected.items():
-        assert torch.allclose(found[key], one, rtol=0, atol=1e-10)
-
-
 def runner(given, *more):
     """Return what runs a model of these types, and draws what waited for a width."""
 
@@ -92,9 +86,7 @@ def assert_trains_alike(theirs, ours, run, features):
         found, wanted = run(model, leaves), [*model.parameters(), *leaves.values()]
         loss = sum((k + 1) * (y**2).sum() for k, y in enumerate(found.values()))
         steps.append((found, torch.autograd.grad(loss, wanted, materialize_grads=True)))
-    assert_alike(*(found for found, _ in steps))
-    for one, other in zip(*(grads for _, grads in steps), strict=True):
-        assert torch.allclose(other, one, atol=1e-9)
+    assert_same(*steps)
 
 
 @pytest.mark.parametrize("aggr", ["sum", "mean", "max", "cat", None])
@@ -103,26 +95,11 @@ def test_hetero_conv_is_pyg_s(device, aggr):
     run = runner(given)
     theirs, ours = pair(lambda lib: pyg.HeteroConv(relations(lib), aggr=aggr), run, device)
     if aggr is None:
-        assert_alike(run(theirs, given.x_dict), run(ours, given.x_dict))
+        assert_same(run(theirs, given.x_dict), run(ours, given.x_dict))
     else:
         assert_trains_alike(theirs, ours, run, given.x_dict)
         graphs = Graph.from_pyg(given)
-        assert_alike(run(theirs, given.x_dict), ours(given.x_dict, graphs))
-
-
-def of_edges(lib):
-    of_authors = lib.GATv2Conv((4, 6), 8, edge_dim=2, add_self_loops=False)
-    layers = {CITES: lib.GINEConv(torch.nn.Linear(6, 8), edge_dim=2), WRITES: of_authors}
-    return pyg.HeteroConv(layers)
-
-
-def test_hetero_conv_hands_on_features_of_edges(device):
-    given = data(device=device)
-
-    def run(model, x=given.x_dict):
-        return model(x, given.edge_index_dict, edge_attr_dict=given.edge_attr_dict)
-
-    assert_trains_alike(*pair(of_edges, run, device), run, given.x_dict)
+        assert_same(run(theirs, given.x_dict), ours(given.x_dict, graphs))
 
 
 class Residual(torch.nn.Module):
@@ -307,14 +284,6 @@ assert Both(2, 2).lines == 3
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def test_batches_of_hetero_data(device):
-    batch = Batch.from_data_list([data(k, (12 - k, 9, 5 + k), device=device) for k in range(3)])
-    theirs = pyg.HeteroConv(relations(pyg)).double().to(device)
-    expected = theirs(batch.x_dict, batch.edge_index_dict)
-    ours = replace_layers(theirs).model
-    assert_alike(expected, ours(batch.x_dict, batch.edge_index_dict))
-
-
 def test_pieces_of_a_loader_are_bipartite(device):
     """As a NeighborLoader gives them: seeds first, and fewer nodes and edges for each layer."""
     given = data(device=device)
@@ -339,5 +308,4 @@ def test_pieces_of_a_loader_are_bipartite(device):
             found.append(model(x, edges))
         if lib is pyg:
             expected = found
-    for one, other in zip(expected, found, strict=True):
-        assert_alike(one, other)
+    assert_same(expected, found)

@@ -1,4 +1,4 @@
-"""GAT, GATv2 and Transformer: weights of attention as PyG's, in float64, and what is refused."""
+"""GAT, GATv2 and Transformer in float64: weights as PyG's, what is dropped, kept and refused."""
 
 import pytest
 
@@ -8,11 +8,12 @@ pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not i
 import pyg_cases  # noqa: E402
 from pyg_cases import assert_same, numbers, outcome  # noqa: E402
 from test_agnn import edges as edges_of  # noqa: E402
+from test_agnn import graph_of  # noqa: E402
 from test_pyg_graphs import SparseTensor  # noqa: E402
 from torch.autograd import gradgradcheck  # noqa: E402
 from torch_geometric import EdgeIndex  # noqa: E402
 
-from sparsefmt import DtypeError, ShapeError, nn  # noqa: E402
+from sparsefmt import DeviceError, DtypeError, ShapeError, nn  # noqa: E402
 from sparsefmt.nn import _attention  # noqa: E402
 
 pytestmark = [
@@ -112,9 +113,46 @@ def test_features_of_vertices_are_summed_in_one_product_for_all_heads(name, monk
     assert shapes == [(N, heads, OUT)]
 
 
+def test_one_edge_feature_may_come_without_an_axis(device):
+    graph, x = graph_of("some", device), numbers(N, WIDTH, device=device)
+    attr = numbers(graph.nnz, 1, seed=2, device=device)
+    layer = nn.GATConv(WIDTH, OUT, edge_dim=1).to(device)
+    assert torch.equal(layer(x, graph, attr[:, 0]), layer(x, graph, attr))
+
+
+@EACH
+def test_dropout_is_for_training_only(device, name):
+    graph, x = graph_of("some", device), numbers(N, WIDTH, device=device)
+    layer, plain = (getattr(nn, name)(WIDTH, 8, 2, dropout=p).to(device) for p in (0.5, 0.0))
+    plain.load_state_dict(layer.state_dict())
+    torch.manual_seed(7)
+    first, second = layer(x, graph), layer(x, graph)
+    assert not torch.equal(first, second)
+    torch.manual_seed(7)
+    assert torch.equal(layer(x, graph), first)
+    assert torch.equal(layer.eval()(x, graph), plain(x, graph))
+
+
+@EACH
+def test_nothing_is_kept_with_the_graph_but_of_edge_features(name):
+    graph, x = graph_of("some"), random(N, WIDTH)
+    getattr(nn, name)(WIDTH, OUT, heads=2)(x, graph).sum().backward()
+    parts = graph._slots.torch[0]._cache.parts
+    assert not parts
+    if name == "GATConv":
+        layer = nn.GATConv(WIDTH, OUT, edge_dim=2)
+        layer(x, graph, torch.rand(graph.nnz, 2))
+        before = dict(parts)
+        layer(x, graph, torch.rand(graph.nnz, 2))
+        assert before
+        assert all(parts[key] is value for key, value in before.items())
+
+
 def test_features_that_do_not_fit_are_refused():
     given, x = edges_of("some"), random(N, WIDTH)
-    attr = random(given.shape[1], EDGE_DIM)
+    n = given.shape[1]
+    attr = random(n, EDGE_DIM)
+    gat, single = (nn.GATConv(WIDTH, OUT, edge_dim=k) for k in (EDGE_DIM, 1))
     plain, layer = nn.TransformerConv(WIDTH, OUT), nn.TransformerConv(WIDTH, OUT, edge_dim=EDGE_DIM)
     loops = nn.GATv2Conv(WIDTH, OUT, edge_dim=EDGE_DIM, fill_value=torch.ones(2))
     for call, error, text in (
@@ -132,6 +170,17 @@ def test_features_that_do_not_fit_are_refused():
         (lambda: plain(x, given, [1.0]), DtypeError, "edge_attr is a list: give a torch.Tensor"),
         (lambda: layer(x, given), ShapeError, "edge_attr is None but the layer has edge_dim=3"),
         (lambda: layer(x, given, attr[:, :2]), ShapeError, r"give \(\d+, 3\)"),
+        *(
+            (lambda a=a: gat(x, given, a), error, f"edge_attr {text}")
+            for a, error, text in (
+                (attr[1:], ShapeError, "has shape"),
+                (attr[:, 0], ShapeError, rf"has shape \({n},\): give"),
+                (attr[None], ShapeError, rf"has shape \(1, {n}, 3\): give"),
+                (attr.long(), DtypeError, r"is torch\.int64: give .*edge_attr.to\(torch.float"),
+                (attr.to("meta"), DeviceError, "is on meta but the layer's weights are on cpu"),
+            )
+        ),
+        (lambda: single(x, given, attr[1:, 0]), ShapeError, rf"has shape \({n - 1},\): give"),
         (lambda: layer((x, None), given, attr), DtypeError, r"x\[1\] is None"),
         (
             lambda: loops(x, given, attr),
