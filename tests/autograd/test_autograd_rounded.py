@@ -76,21 +76,27 @@ def test_gradients_of_edge_values_are_not_rounded():
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
+EXACT = {
+    **{str(dtype): (spmm, dtype) for dtype in (torch.float16, torch.bfloat16, torch.float64)},
+    "max": (lambda graph, x: spmm(graph, x, reduce="max"), torch.float32),
+    "gatv2": (lambda graph, x: gatv2_aggregate(graph, by_head(x), by_head(x), x[0].view(4, 6)),
+              torch.float32),
+    "dot": (lambda graph, x: dot_aggregate(graph, *[by_head(x)] * 3), torch.float32),
+}  # fmt: skip
+
+
+def by_head(x):
+    return x.view(-1, 4, 6)
+
+
 @pytest.mark.gpu
 @pytest.mark.usefixtures("medium")
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_dtypes_are_as_before(dtype):
-    graph = make_graph(40, 30, 600, device="cuda")
+@pytest.mark.parametrize("name", EXACT)
+def test_other_dtypes_and_functions_are_as_before(name):
+    function, dtype = EXACT[name]
+    graph = make_graph(30, 30, 600, device="cuda")
     (x,) = tensors("cuda", (30, 24), dtype=dtype, grad=False)
-    assert torch.equal(spmm(graph, x), exactly(spmm, graph, x))
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("medium")
-def test_maxima_are_features_as_they_are():
-    graph = make_graph(40, 30, 600, device="cuda")
-    (x,) = tensors("cuda", (30, 24), dtype=torch.float32, grad=False)
-    assert torch.equal(spmm(graph, x, reduce="max"), exactly(spmm, graph, x, reduce="max"))
+    assert torch.equal(function(graph, x), exactly(function, graph, x))
 
 
 @pytest.mark.gpu
@@ -173,18 +179,6 @@ def test_scores_of_vectors_and_a_bias_are_as_if_made_apart(heads, feat, edges):
     )
     for one, other in zip(*pair, strict=True):
         torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-4)
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("medium")
-def test_attention_between_rows_is_exact():
-    graph = make_graph(30, 30, 600, device="cuda")
-    x, att = tensors("cuda", (30, 4, 16), (4, 16), dtype=torch.float32, grad=False)
-    for call in (
-        lambda: gatv2_aggregate(graph, x, x, att),
-        lambda: dot_aggregate(graph, x, x, x),
-    ):
-        assert torch.equal(call(), exactly(call))
 
 
 @pytest.mark.gpu
