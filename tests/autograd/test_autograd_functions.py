@@ -13,7 +13,6 @@ from laws.calls import assert_same, messages, product_of_largest  # noqa: E402
 
 from sparsefmt import COO, CSR, DtypeError, Graph, ShapeError  # noqa: E402
 from sparsefmt.autograd import (  # noqa: E402
-    dot_aggregate,
     gat_aggregate,
     maxk,
     maxk_aggregate,
@@ -52,16 +51,6 @@ def test_maxk_keeps_the_largest_and_lets_their_gradient_pass(device, feat, k, dt
     y.backward(grad.detach())
     assert torch.equal(y, torch.where(mask(x, k), x, 0))
     assert torch.equal(x.grad, torch.where(mask(x, k), grad, 0))
-
-
-def test_ties_and_nan_are_chosen_as_by_a_stable_sort(device):
-    rows = [[0.0, -0.0, 0.0, -1.0], [NAN, 1.0, NAN, INF], [-INF, -INF, -INF, -INF], [2.0, 3, 3, 3]]
-    x = torch.tensor(rows, device=device, requires_grad=True)
-    for k in range(1, 5):
-        y = maxk(x, k)
-        (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
-        assert torch.equal(dx.bool(), mask(x, k))
-        assert torch.equal(y.nan_to_num(), torch.where(mask(x, k), x, 0).nan_to_num())
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
@@ -204,22 +193,6 @@ def test_half_scales_round_once_whether_they_have_gradients_or_not(device):
 # Samples
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("reduce", REDUCTIONS)
-def test_a_sample_of_everything_is_spmm(device, strategy, reduce):
-    graph = make_graph(40, 30, 300, weighted=True, device=device)
-    x, a, r, c, grad = tensors(device, (30, 17), (graph.nnz,), (40,), (30,), (40, 17))
-    longest = int(np.diff(graph.to("cpu").csr.indptr).max())
-    for weight, scales in itertools.product((None, a), ({}, {"row_scale": r, "col_scale": c})):
-        wanted = [one for one in (x, weight, *scales.values()) if one is not None]
-        z = spmm(graph, x, weight, reduce=reduce, **scales)
-        expected = z, *torch.autograd.grad(z, wanted, grad)
-        for width in (longest, 2**31, 10**30):
-            mean = {"mean": True} if reduce == "mean" else {"rescale": width > longest}
-            y = sampled_aggregate(graph, x, width, weight, strategy=strategy, **mean, **scales)
-            assert_same((y, *torch.autograd.grad(y, wanted, grad)), expected)
-
-
 def test_rows_without_entries_stay_zero_whatever_their_scale(device):
     graph = make_graph(9, 6, 60, device=device)
     empty = torch.from_numpy(np.diff(graph.to("cpu").csr.indptr) == 0).to(device)
@@ -315,35 +288,19 @@ def test_a_seed_may_be_written_to_before_backward(device, name):
     assert torch.equal(*results)
 
 
-#: Functions that are linear in features, and in edge values, and draw for themselves.
-LINEAR = {
-    "gat": lambda g, x, a, r: gat_aggregate(g, x, x.detach()[:, 0], r, dropout=0.5),
-    "dot": lambda g, x, a, r: dot_aggregate(
-        g, r[:, None] * x.detach()[:1], x.detach(), x, dropout=0.5
-    ),
-    **{
-        strategy: lambda g, x, a, r, strategy=strategy: sampled_aggregate(
-            g, x, 5, a, strategy=strategy, rescale=True
-        )
-        for strategy in STRATEGIES
-    },
-}
+#: The place of an argument in which a function that draws is linear.
+LINEAR = {"gat": 0, "dot": 2, "sample": 0}
 
 
 @pytest.mark.parametrize("name", LINEAR)
 def test_backward_goes_over_what_forward_has_drawn(device, name):
-    """With the result as its gradient, each argument's product with its own is the square."""
-    graph = make_graph(60, 50, 2000, device=device)
-    x, a, r = tensors(device, (50, 4), (graph.nnz,), (60,))
-    wanted = (x, a) if name in STRATEGIES else (x,)
+    """With the result as its gradient, the argument's product with its own is the square."""
+    graph, args = drawn_case(name, device)
+    x = args[LINEAR[name]]
     for _ in range(3):
-        y = LINEAR[name](graph, x, a, r.detach())
-        grads = torch.autograd.grad(y, wanted, y.detach())
-        for one, grad in zip(wanted, grads, strict=True):
-            torch.testing.assert_close((grad * one).sum(), y.square().sum())
-    if name in STRATEGIES:
-        lengths = torch.from_numpy(np.diff(graph.to("cpu").csr.indptr))
-        assert grads[1].count_nonzero() == lengths.clamp(max=5).sum()
+        y = drawing(name, graph, args)
+        (dx,) = torch.autograd.grad(y, x, y.detach())
+        torch.testing.assert_close((dx * x).sum(), y.square().sum())
 
 
 # What is saved for the backward pass

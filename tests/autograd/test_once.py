@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from autograd_cases import side_of  # noqa: E402
+from laws.calls import CALLS, graph_of  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 from sparsefmt import DtypeError, Graph, IndexRangeError, ShapeError, autograd, nn  # noqa: E402
@@ -416,29 +417,17 @@ def test_compiled_layers_take_it(name):
         assert (mine - theirs).norm() <= 1e-5 * theirs.norm()  # composed of other functions
 
 
-def test_functions_take_an_edge_index_with_the_sizes_of_their_features(device):
-    edge_index = torch.stack([torch.arange(30) % 7, torch.arange(30) % 5]).to(device)
-    x, y = torch.randn(7, 4, device=device), torch.randn(5, 4, device=device)
-    graph = Graph.from_edge_index(edge_index, num_nodes=(7, 5))
-    assert torch.equal(autograd.sddmm(edge_index, y, x), autograd.sddmm(graph, y, x))
-    scores = torch.rand(30, device=device)
-    assert torch.equal(
-        autograd.edge_softmax(edge_index, scores), autograd.edge_softmax(graph, scores)
-    )
-    ends = x[:, :2].contiguous(), y[:, :2].contiguous()
-    found = autograd.gat_aggregate(edge_index, x.view(7, 2, 2), *ends)
-    assert torch.equal(found, autograd.gat_aggregate(graph, x.view(7, 2, 2), *ends))
-    found = autograd.dot_aggregate(edge_index, y, x)
-    assert torch.equal(found, autograd.dot_aggregate(graph, y, x))
-    features = torch.randn(30, 4, device=device)
-    square = Graph.from_edge_index(edge_index, num_nodes=7)
-    for message in ("mul", "add", "relu_add", "copy_edge"):
-        found = autograd.message_aggregate(edge_index, x, features, message=message)
-        expected = autograd.message_aggregate(square, x, features, message=message)
-        assert torch.equal(found, expected)
-    found = autograd.edge_combine(edge_index, y, x, "sub")
-    assert torch.equal(found, autograd.edge_combine(graph, y, x, "sub"))
-    assert torch.equal(found, y[edge_index[1]] - x[edge_index[0]])
+#: Functions whose features tell the sizes of both ends; graphs of others are square.
+OF_BOTH_ENDS = {"sddmm", "gat_aggregate", "gatv2_aggregate", "dot_aggregate", "edge_combine"}
+
+
+@pytest.mark.parametrize("call", [call for call in CALLS if call.graph], ids=str)
+def test_functions_take_an_edge_index_with_the_sizes_of_their_features(device, call):
+    rows = 5 if call.name.split()[0] in OF_BOTH_ENDS else 7
+    graph = graph_of(call, rows, 7, 30, device=device)
+    coo, args = graph.to("cpu").structure, call.arguments(graph, device=device)
+    edge_index = torch.from_numpy(np.stack([coo.col, coo.row]).astype(np.int64)).to(device)
+    assert torch.equal(call.run(edge_index, args), call.run(graph, args))
 
 
 def test_a_graph_is_remembered_until_its_tensor_is_changed_or_gone(device):

@@ -6,10 +6,9 @@ torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
 
 import pyg_cases  # noqa: E402
-from pyg_cases import assert_same, numbers, outcome  # noqa: E402
+from pyg_cases import SparseTensor, assert_same, numbers, outcome  # noqa: E402
 from test_agnn import edges as edges_of  # noqa: E402
 from test_agnn import graph_of  # noqa: E402
-from test_pyg_graphs import SparseTensor  # noqa: E402
 from torch.autograd import gradgradcheck  # noqa: E402
 from torch_geometric import EdgeIndex  # noqa: E402
 
