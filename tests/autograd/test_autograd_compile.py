@@ -90,35 +90,23 @@ def some(x, n, *heads):
 #: Functions of a graph of 20 vertices and 60 edges, whose arguments are views of x, (20, 36).
 VIEWS = {
     "own number": lambda g, x: autograd.aggregate_with_own(g, x, x[0, :1], some(x, 60)),
-    "own and k": lambda g, x: autograd.aggregate_with_own(g, x, x[:, :1], k=5, row_scale=x[:, 0]),
     "dot flat": lambda g, x: autograd.dot_aggregate(g, x, x[:, :36], x, some(x, 60, 1)),
     "gat flat": lambda g, x: autograd.gat_aggregate(g, x, x[:, 0], x[:, :1], some(x, 60)),
     "gat of one": lambda g, x: autograd.gat_aggregate(
         g, x[:, None], x[:, :1], x[:, 0], some(x, 60, 1)
     ),
-    "gat": lambda g, x: autograd.gat_aggregate(g, by_head(x), x[:, :3], x[:, 3:6], some(x, 60, 3)),
-    "vectors": lambda g, x: autograd.gat_of_vectors(
-        g, by_head(x), by_head(x)[0], by_head(x)[:1], some(x, 60, 3), None, x[1].view(3, 12)
-    ),
     "vectors flat": lambda g, x: autograd.gat_of_vectors(
         g, x, x[0], x[:1], None, x[:, 0], x[2], self_loops=True
     ),
-    "gatv2": lambda g, x: autograd.gatv2_aggregate(g, by_head(x), by_head(x), x[0].reshape(3, 12)),
     "gatv2 flat": lambda g, x: autograd.gatv2_aggregate(g, x, x, x[0], some(x, 60, 1)),
     "gatv2 of one": lambda g, x: autograd.gatv2_aggregate(g, x, x, x[:1], some(x, 60)),
     "operands": lambda g, x: matmul.operands(g, x, some(x, 60), x[:, 0], x[:, 1])[1],
     "maxk": lambda g, x: autograd.maxk_aggregate(
         g, x[:, 1:], 5, some(x, 60), row_scale=x[:, 0], col_scale=x[:, 1]
     ),
-    "sample": lambda g, x: autograd.sampled_aggregate(
-        g, x, 3, some(x, 60), row_scale=x[:, 0], col_scale=x[:, 1]
-    ),
-    "sddmm": lambda g, x: autograd.sddmm(g, by_head(x), by_head(x)),
-    "spmm": lambda g, x: autograd.spmm(g, x[:, 1:], some(x, 60), row_scale=x[:, 0]),
-    "max": lambda g, x: autograd.spmm(g, x, some(x, 60), reduce="max", col_scale=x[:, 0]),
     "transposed": lambda g, x: autograd.spmm(g, x, some(x, 60)),  # values in the user's order
 }
-#: Calls at every commit, one for each path; all functions compile in ``tests/laws``.
+#: Calls at every commit, one for each path; all functions compile in ``tests/laws``, with heads.
 PATHS = {"gat flat", "operands", "maxk", "transposed"}
 
 

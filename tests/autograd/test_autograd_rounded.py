@@ -7,15 +7,8 @@ torch = pytest.importorskip("torch")
 
 from autograd_cases import make_graph, tensors  # noqa: E402
 
-from sparsefmt import nn  # noqa: E402
-from sparsefmt.autograd import (  # noqa: E402
-    dot_aggregate,
-    gat_aggregate,
-    gat_of_vectors,
-    gatv2_aggregate,
-    maxk_aggregate,
-    spmm,
-)
+from sparsefmt import autograd, nn  # noqa: E402
+from sparsefmt.autograd import gat_aggregate, gat_of_vectors, gatv2_aggregate, spmm  # noqa: E402
 from sparsefmt.ops import explain  # noqa: E402
 
 SCALES = ("row_scale", "col_scale")
@@ -81,7 +74,7 @@ EXACT = {
     "max": (lambda graph, x: spmm(graph, x, reduce="max"), torch.float32),
     "gatv2": (lambda graph, x: gatv2_aggregate(graph, by_head(x), by_head(x), x[0].view(4, 6)),
               torch.float32),
-    "dot": (lambda graph, x: dot_aggregate(graph, *[by_head(x)] * 3), torch.float32),
+    "dot": (lambda graph, x: autograd.dot_aggregate(graph, *[by_head(x)] * 3), torch.float32),
 }  # fmt: skip
 
 
@@ -191,8 +184,8 @@ def test_gradients_of_kept_features_are_rounded_once(weighted, how, request):
     graph = make_graph(40, 30, 600, device="cuda")
     x, grad, a = tensors("cuda", (30, 64), (40, 64), (graph.nnz,), dtype=torch.float32)
     given = (a.detach(),) if weighted else ()
-    y = maxk_aggregate(graph, x, 8, *given)
-    assert torch.equal(y, exactly(maxk_aggregate, graph, x, 8, *given))
+    y = autograd.maxk_aggregate(graph, x, 8, *given)
+    assert torch.equal(y, exactly(autograd.maxk_aggregate, graph, x, 8, *given))
     (dx,) = torch.autograd.grad(y, x, grad.detach(), retain_graph=True)
     (near,) = exactly(torch.autograd.grad, y, x, rounded(grad), retain_graph=True)
     torch.testing.assert_close(dx, near, rtol=2e-5, atol=2e-5)

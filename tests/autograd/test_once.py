@@ -205,35 +205,17 @@ def test_graphs_of_about_one_size_share_a_build_and_no_result(name):
 
 
 @gpu
-@pytest.mark.parametrize("weighted", [False, True])
-def test_functions_give_the_same_bits(weighted):
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("call", [call for call in CALLS if call.graph], ids=str)
+def test_functions_give_the_same_bits(call):
+    """But for what adds up by atomics, and by cuBLAS, which asks for an environment."""
+    if call.atomics or "relational" in call.name:
+        return
     edge_index, sizes = edges_of("hub")
-    weight = torch.rand(edge_index.shape[1], device="cuda") if weighted else None
-    other = by_formats(edge_index, weight, num_nodes=sizes)
-    x, y = (torch.rand(sizes[0], 24, device="cuda", requires_grad=True) for _ in range(2))
-    own = torch.rand(edge_index.shape[1], device="cuda", requires_grad=True)
-    calls = {
-        "spmm": lambda g: autograd.spmm(g, x),
-        "spmm of weights": lambda g: autograd.spmm(g, x, own),
-        "max": lambda g: autograd.spmm(g, x, own, reduce="max"),
-        "sddmm": lambda g: autograd.sddmm(g, x, y),
-        "softmax": lambda g: autograd.edge_softmax(g, own),
-        "norm": lambda g: autograd.gcn_norm(g)[1],
-        "sampled": lambda g: autograd.sampled_aggregate(g, x, 4, seed=1),
-        "maxk": lambda g: autograd.maxk_aggregate(g, x, 4, own),
-    }
-    for name, call in calls.items():
-        graph = Graph.from_edge_index(edge_index, weight, num_nodes=sizes)
-        found, expected = call(graph), call(other)
-        assert torch.equal(found, expected), name
-        if not found.requires_grad or name == "maxk":
-            continue  # adds up by atomics
-        both = [
-            torch.autograd.grad(r.square().sum(), [x, y, own], allow_unused=True)
-            for r in (found, expected)
-        ]
-        for mine, theirs in zip(*both, strict=True):
-            assert (mine is None and theirs is None) or torch.equal(mine, theirs), name
+    other = by_formats(edge_index, num_nodes=sizes)
+    args = call.arguments(other, dtype=torch.float32, device="cuda", feat=24)
+    graph = Graph.from_edge_index(edge_index, num_nodes=sizes)
+    assert all(map(torch.equal, call.step(graph, args), call.step(other, args)))
 
 
 @gpu
@@ -512,9 +494,13 @@ def test_compiled_layers_trace_no_memory_of_graphs():
 
 
 def test_what_is_no_edge_index_is_refused(device):
-    x = torch.rand(9, 3, device=device)
-    for wrong in (x, torch.zeros(3, 4, dtype=torch.int64, device=device), [[0], [1]], None):
-        with pytest.raises(DtypeError, match="graph is a"):
+    x, e = torch.rand(9, 3, device=device), torch.zeros(2, 4, dtype=torch.int64, device=device)
+    for wrong in (x, e.short(), e.t(), e[0]):
+        shape = ", ".join(map(str, wrong.shape))
+        with pytest.raises(DtypeError, match=f"of {wrong.dtype} and shape .{shape}.*edge_index"):
+            autograd.spmm(wrong, x)
+    for wrong, text in (([[0, 1], [1, 0]], r"torch\.as_tensor"), (None, "graph is a")):
+        with pytest.raises(DtypeError, match=text):
             autograd.spmm(wrong, x)
     wrong = torch.full((2, 3), 9, device=device)
     with pytest.raises(IndexRangeError, match="9 source vertices"):
@@ -545,16 +531,6 @@ def test_the_remembered_graph_serves_what_asks_for_no_sizes(device):
     assert autograd.as_graph(e, x) is graph
     e.data = torch.tensor([[0, 1], [1, 0]], device=device)
     assert autograd.as_graph(e, x).nnz == 2
-
-
-@pytest.mark.parametrize("change", [lambda e: e.short(), lambda e: e.t(), lambda e: e[0]])
-def test_a_nearly_right_edge_index_is_told_its_dtype_and_shape(change):
-    wrong = change(torch.tensor([[0, 1, 2], [1, 2, 0]]))
-    words = f"tensor of {wrong.dtype} and shape \\({', '.join(map(str, wrong.shape))}.*edge_index"
-    with pytest.raises(DtypeError, match=words):
-        autograd.spmm(wrong, torch.ones(3, 3))
-    with pytest.raises(DtypeError, match=r"torch\.as_tensor"):
-        autograd.spmm([[0, 1], [1, 0]], torch.ones(3, 3))
 
 
 @gpu

@@ -231,13 +231,12 @@ def net():
     return Net().double()
 
 
-def test_parameters_buffers_and_names_are_shared_and_not_one_number_drawn():
+def test_parameters_buffers_and_names_are_shared():
+    """And no number is drawn, as ``test_forwards`` shows."""
     model, graph, x = net(), square(), features(12)
     before = {name: id(value) for name, value in model.named_parameters()}
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    drawn = torch.get_rng_state()
     plan = optimize(model, graph, x=x.detach(), mode="measure")
-    assert torch.equal(drawn, torch.get_rng_state())
     assert list(plan.layers) == ["first", "last"]
     assert "CHOSEN" in plan.explain()
     assert {name: id(value) for name, value in model.named_parameters()} == before
@@ -249,19 +248,11 @@ def test_parameters_buffers_and_names_are_shared_and_not_one_number_drawn():
     assert not any("_plan" in vars(module) for module in model.modules())
 
 
-@pytest.mark.parametrize("change", ["graph", "dtype", "rows", "edge weights"])
-def test_a_stale_plan_is_never_used(change):
-    layer, graph, x = GCNConv(12, 4).double(), square(), features(12)
-    optimize(layer, graph, x=x.detach())
-    arguments = [x, graph]
-    if change == "graph":
-        arguments[1] = square(seed=1)
-    elif change == "dtype":
-        layer, arguments[0] = layer.float(), features(12, dtype=torch.float32)
-    elif change == "rows":
-        arguments = [torch.cat([x, x]), make_graph(2 * N, 2 * N, 300)]
-    elif change == "edge weights":
-        arguments.append(torch.rand(graph.nnz, dtype=torch.float64))
+def test_a_stale_plan_is_never_used():
+    """Nor are those of other graphs, dtypes and edge weights, as ``test_forwards`` shows."""
+    layer, x = GCNConv(12, 4).double(), features(12)
+    optimize(layer, square(), x=x.detach())
+    arguments = torch.cat([x, x]), make_graph(2 * N, 2 * N, 300)
     torch.testing.assert_close(layer(*arguments), unplanned(layer)(*arguments))
 
 
@@ -437,16 +428,9 @@ def test_nested_inputs_and_layers_called_by_name():
 
 
 def test_an_input_may_be_none():
-    class Optional(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = GCNConv(6, 6)
-
-        def forward(self, x, graph, missing):
-            return self.conv(x, graph)
-
     graph, x = square(), features(6).float()
-    assert optimize(Optional(), graph, x=(x, graph, None)).kernels()
+    model = Model(lambda self, x, graph, missing: self.conv(x, graph), conv=GCNConv(6, 6))
+    assert optimize(model, graph, x=(x, graph, None)).kernels()
 
 
 def test_a_plan_is_explained_after_the_model_has_changed():

@@ -13,7 +13,7 @@ from sparsefmt import Graph  # noqa: E402
 from sparsefmt.autograd import prepare  # noqa: E402
 from sparsefmt.nn import AGNNConv, transformer  # noqa: E402
 
-N, FEAT, FEW = 10, 5, 5
+N, FEAT = 10, 5
 #: How often the loop of each vertex is stored.
 LOOPS = {
     "none": np.zeros(N, int),

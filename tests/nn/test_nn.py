@@ -315,26 +315,16 @@ def test_gin_with_k_saves_what_it_keeps_only(train_eps):
     assert (N, F_IN) not in shapes
 
 
-def test_gin_is_reset_as_pygs_is():
-    class Parts(torch.nn.Module):
-        """Cannot be reset itself, and nests."""
-
-        def __init__(self):
-            super().__init__()
-            self.inner = mlp()
-
-    for train_eps in (False, True):
-        layer = GINConv(Parts(), eps=0.25, train_eps=train_eps)
-        before = layer.nn.inner[0].weight.detach().clone()
-        with torch.no_grad():
-            layer.eps.fill_(3)
-        layer.reset_parameters()
-        assert layer.eps.item() == 0.25
-        assert not torch.equal(layer.nn.inner[0].weight, before)
-    linear = Linear(F_IN, F_OUT)
-    before = linear.weight.detach().clone()
-    GINConv(linear).reset_parameters()
-    assert not torch.equal(linear.weight, before)
+@pytest.mark.parametrize("train_eps", [False, True])
+def test_gin_is_reset_with_a_network_that_cannot_be_reset_itself(train_eps):
+    """What can is reset as PyG's in ``test_pyg_arguments``."""
+    layer = GINConv(torch.nn.ModuleDict({"inner": mlp()}), eps=0.25, train_eps=train_eps)
+    before = layer.nn["inner"][0].weight.detach().clone()
+    with torch.no_grad():
+        layer.eps.fill_(3)
+    layer.reset_parameters()
+    assert layer.eps.item() == 0.25
+    assert not torch.equal(layer.nn["inner"][0].weight, before)
 
 
 def test_tracers_of_torch_that_take_no_operation_of_ours_say_so():

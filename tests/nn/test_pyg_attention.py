@@ -151,43 +151,29 @@ def test_features_that_do_not_fit_are_refused():
     given, x = edges_of("some"), random(N, WIDTH)
     n = given.shape[1]
     attr = random(n, EDGE_DIM)
-    gat, single = (nn.GATConv(WIDTH, OUT, edge_dim=k) for k in (EDGE_DIM, 1))
+    gat, single, without = (nn.GATConv(WIDTH, OUT, edge_dim=k) for k in (EDGE_DIM, 1, None))
     plain, layer = nn.TransformerConv(WIDTH, OUT), nn.TransformerConv(WIDTH, OUT, edge_dim=EDGE_DIM)
     loops = nn.GATv2Conv(WIDTH, OUT, edge_dim=EDGE_DIM, fill_value=torch.ones(2))
-    for call, error, text in (
+    no_edge_dim = r"but .* no edge_dim .* edge_dim=%d, or leave edge_attr out"
+    for mine, args, error, text in (
         *(
-            (lambda one=one, a=a: one(x, given, a), ShapeError, text)
-            for one in (plain, nn.GATConv(WIDTH, OUT), nn.GATv2Conv(WIDTH, OUT))
-            for a, text in (
-                (
-                    attr,
-                    r"shape \(\d+, 3\) but .* no edge_dim .* edge_dim=3, or leave edge_attr out",
-                ),
-                (attr[:, 0], r"shape \(\d+,\) but .* edge_dim=1, or leave edge_attr out"),
-            )
+            (one, (x, given, a), ShapeError, rf"shape \(\d+,{end}\) {no_edge_dim % width}")
+            for one in (plain, without, nn.GATv2Conv(WIDTH, OUT))
+            for a, end, width in ((attr, " 3", 3), (attr[:, 0], "", 1))
         ),
-        (lambda: plain(x, given, [1.0]), DtypeError, "edge_attr is a list: give a torch.Tensor"),
-        (lambda: layer(x, given), ShapeError, "edge_attr is None but the layer has edge_dim=3"),
-        (lambda: layer(x, given, attr[:, :2]), ShapeError, r"give \(\d+, 3\)"),
-        *(
-            (lambda a=a: gat(x, given, a), error, f"edge_attr {text}")
-            for a, error, text in (
-                (attr[1:], ShapeError, "has shape"),
-                (attr[:, 0], ShapeError, rf"has shape \({n},\): give"),
-                (attr[None], ShapeError, rf"has shape \(1, {n}, 3\): give"),
-                (attr.long(), DtypeError, r"is torch\.int64: give .*edge_attr.to\(torch.float"),
-                (attr.to("meta"), DeviceError, "is on meta but the layer's weights are on cpu"),
-            )
-        ),
-        (lambda: single(x, given, attr[1:, 0]), ShapeError, rf"has shape \({n - 1},\): give"),
-        (lambda: layer((x, None), given, attr), DtypeError, r"x\[1\] is None"),
-        (
-            lambda: loops(x, given, attr),
-            ShapeError,
-            r"fill_value has shape \(2,\) but edges have 3",
-        ),
-        (lambda: plain(x[None], given), ShapeError, "TransformerConv takes no static features"),
-        (lambda: nn.GATConv(WIDTH, OUT)(x[None], given), ShapeError, "x has shape .* no static"),
+        (plain, (x, given, [1.0]), DtypeError, "edge_attr is a list: give a torch.Tensor"),
+        (layer, (x, given), ShapeError, "edge_attr is None but the layer has edge_dim=3"),
+        (layer, (x, given, attr[:, :2]), ShapeError, r"give \(\d+, 3\)"),
+        (gat, (x, given, attr[1:]), ShapeError, "edge_attr has shape"),
+        (gat, (x, given, attr[:, 0]), ShapeError, rf"edge_attr has shape \({n},\): give"),
+        (gat, (x, given, attr[None]), ShapeError, rf"edge_attr has shape \(1, {n}, 3\): give"),
+        (gat, (x, given, attr.long()), DtypeError, r"is torch\.int64: .*edge_attr.to\(torch.fl"),
+        (gat, (x, given, attr.to("meta")), DeviceError, "is on meta but the layer's weights are"),
+        (single, (x, given, attr[1:, 0]), ShapeError, rf"has shape \({n - 1},\): give"),
+        (layer, ((x, None), given, attr), DtypeError, r"x\[1\] is None"),
+        (loops, (x, given, attr), ShapeError, r"fill_value has shape \(2,\) but edges have 3"),
+        (plain, (x[None], given), ShapeError, "TransformerConv takes no static features"),
+        (without, (x[None], given), ShapeError, "x has shape .* no static"),
     ):
         with pytest.raises(error, match=text):
-            call()
+            mine(*args)

@@ -245,44 +245,26 @@ def test_gine_takes_a_batch_of_none(shape):
 
 def test_calls_that_cannot_be_are_refused():
     x, given = numbers(N, FEAT), edges()
-    e = numbers(given.shape[1], FEAT)
-    gine = nn.GINEConv(Linear(FEAT, OUT)).double()
-    for call, error, text in (
-        (
-            lambda: both("GCNConv")[0]((x, x), given),
-            ShapeError,
-            "x is a tuple but the layer takes one",
-        ),
-        (
-            lambda: nn.GCNConv(FEAT, OUT, k=2).double()(x[None], given),
-            UnsupportedError,
-            "MaxK chooses from the row",
-        ),
-        (lambda: both("SGConv")[0](x.to_sparse(), given), UnsupportedError, "x has layout"),
-        (
-            lambda: both("SAGEConv")[0](x, given, e[:, 0]),
-            DtypeError,
-            "edge weights by name, edge_w",
-        ),
-        (
-            lambda: nn.GCNConv(FEAT, OUT, normalize=False).double()(x, given, e[:, :1]),
-            ShapeError,
-            "edge_weight has shape .* one weight for each edge",
-        ),
-        (lambda: both("TAGConv")[0](x, given, e), ShapeError, "one weight for each edge"),
-        (lambda: gine(x, given), DtypeError, "edge_attr is None: GINEConv adds"),
-        (lambda: gine(x, given, e[:, 0]), ShapeError, r"edge_attr has shape .* edge_attr\[:, None"),
-        (lambda: gine(x, given, e[:, :2]), ShapeError, "or the layer edge_dim=2, which maps them"),
-        (lambda: gine(x, given, e.float()), DtypeError, "edge_attr is torch.float32 but"),
-        (lambda: gine(x, given, e[1:]), ShapeError, "edge_attr has shape .* stores"),
-        (
-            lambda: gine(x, given, e.tolist()),
-            DtypeError,
-            "edge_attr is a list: give a torch.Tensor",
-        ),
+    e, kinds = numbers(given.shape[1], FEAT), ("GCN", "SG", "SAGE", "TAG", "GINE")
+    gcn, sg, sage, tag, gine = (make(nn, f"{kind}Conv", FEAT, OUT).double() for kind in kinds)
+    choosing = nn.GCNConv(FEAT, OUT, k=2).double()
+    plain = nn.GCNConv(FEAT, OUT, normalize=False).double()
+    for layer, args, error, text in (
+        (gcn, ((x, x), given), ShapeError, "x is a tuple but the layer takes one"),
+        (choosing, (x[None], given), UnsupportedError, "MaxK chooses from the row"),
+        (sg, (x.to_sparse(), given), UnsupportedError, "x has layout"),
+        (sage, (x, given, e[:, 0]), DtypeError, "edge weights by name, edge_w"),
+        (plain, (x, given, e[:, :1]), ShapeError, "edge_weight has shape .* one weight for each"),
+        (tag, (x, given, e), ShapeError, "one weight for each edge"),
+        (gine, (x, given), DtypeError, "edge_attr is None: GINEConv adds"),
+        (gine, (x, given, e[:, 0]), ShapeError, r"edge_attr has shape .* edge_attr\[:, None"),
+        (gine, (x, given, e[:, :2]), ShapeError, "or the layer edge_dim=2, which maps them"),
+        (gine, (x, given, e.float()), DtypeError, "edge_attr is torch.float32 but"),
+        (gine, (x, given, e[1:]), ShapeError, "edge_attr has shape .* stores"),
+        (gine, (x, given, e.tolist()), DtypeError, "edge_attr is a list: give a torch.Tensor"),
     ):
         with pytest.raises(error, match=text):
-            call()
+            layer(*args)
 
 
 def test_aggregations_that_pyg_alone_has_need_pyg(monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn")
 
-from pyg_cases import assert_same, outcome  # noqa: E402
+from pyg_cases import assert_same, numbers, outcome  # noqa: E402
 from torch.nn.utils import parametrizations  # noqa: E402
 from torch_geometric.nn.aggr import MinAggregation  # noqa: E402
 from torch_geometric.nn.dense.linear import Linear as PygLinear  # noqa: E402
@@ -22,15 +22,10 @@ N, EDGES, TYPES = 14, 50, 4
 SUMMED = {"mode": "sum"}
 
 
-def inputs():
-    generator = torch.Generator().manual_seed(0)
-    index = torch.randint(0, N - 2, (2, EDGES), generator=generator)
-    x = torch.randn(N, 6, generator=generator).double()
-    edge_attr = torch.randn(EDGES, 3, generator=generator).double()
-    return x, index, edge_attr, torch.randint(0, TYPES, (EDGES,), generator=generator)
-
-
-X, INDEX, ATTR, KINDS = inputs()
+X, ATTR = numbers(N, 6), numbers(EDGES, 3, seed=1)
+GENERATOR = torch.Generator().manual_seed(0)
+INDEX = torch.randint(0, N - 2, (2, EDGES), generator=GENERATOR)
+KINDS = torch.randint(0, TYPES, (EDGES,), generator=GENERATOR)
 OF_EDGES, OF_TYPES = {"edge_attr": ATTR}, {"edge_type": KINDS}
 MODELS = {
     "GCN": lambda: pyg.GCN(6, 8, 3, 4, norm="batch", jk="cat"),

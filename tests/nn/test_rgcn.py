@@ -95,6 +95,7 @@ def test_it_is_pyg_s_of_features(device, together, parts, aggr, bipartite):
     for root, bias in ((True, True), (False, True), (True, False)):
         channels = (6, 4) if bipartite else 6
         options = {"aggr": aggr, "root_weight": root, "bias": bias, "device": device}
+        options |= {} if bias or bipartite else {"flow": "target_to_source"}
         assert_alike(pair(channels, parts, **options), inputs(bipartite, False, device), *given)
 
 
@@ -176,12 +177,6 @@ def test_types_come_with_the_graph(device):
         layer(x, graph)
     with pytest.raises(DtypeError, match="own values are no integers"):
         layer(x, Graph.from_edge_index(given, types + 0.5, num_nodes=N))
-
-
-def test_flow_turns_the_edges(device):
-    given, types = edges(device, N)
-    layers = pair(6, device=device, flow="target_to_source")
-    assert_alike(layers, inputs(False, False, device), given, types)
 
 
 def test_groups_are_made_once_and_anew_for_other_types(device):
