@@ -502,7 +502,8 @@ def test_a_model_gets_its_edges_as_before():
     model = Model(run, convs=nn.ModuleList([GCNConv(6, 8), TAGConv(8, 3, K=2)])).double()
     x, edges = features(6), edge_index(square())
     reference = copy.deepcopy(model)
-    found = optimize(model, edges, x=x.detach(), mode="measure")
+    fixed = x.detach()  # of which kernels are told as long as it lives
+    found = optimize(model, edges, x=fixed, mode="measure")
     assert list(found.layers) == ["convs.0", "convs.1"]
     assert found.kernels()
     weight = torch.rand(edges.shape[1], dtype=torch.float64)
