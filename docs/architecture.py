@@ -67,7 +67,7 @@ TORCH = [
     ("tensors/", "the arrays of a Graph as", "tensors, made once; prepare"),
     ("engine/library.py", "a torch op for each", "row of the table"),
     ("engine/memory.py", "pointers, streams and", "results of torch"),
-    ("layers.py", "GCN, GIN, SAGE and GAT", "as one node of autograd"),
+    ("own_parts.py", "sums, own parts and", "a bias in one node"),
 ]
 PLAN = [
     ("expression.py", "a layer as products", "of typed matrices"),

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from .edges import edge_softmax as edge_softmax
     from .edges import sddmm as sddmm
     from .gcn import gcn_norm as gcn_norm
-    from .layers import aggregate_with_own as aggregate_with_own
-    from .layers import propagate as propagate
     from .matmul import spmm as spmm
     from .messages import edge_combine as edge_combine
     from .messages import message_aggregate as message_aggregate
+    from .own_parts import aggregate_with_own as aggregate_with_own
+    from .own_parts import propagate as propagate
     from .relations import relational_aggregate as relational_aggregate
     from .sampling import sampled_aggregate as sampled_aggregate
     from .tensors.edge_index import as_graph as as_graph
@@ -34,9 +34,9 @@ _MODULES = {
     "edges": "edge_softmax sddmm",
     "attention": "dot_aggregate gat_aggregate gat_of_vectors gatv2_aggregate",
     "gcn": "gcn_norm",
-    "layers": "aggregate_with_own propagate",
     "matmul": "spmm",
     "messages": "edge_combine message_aggregate",
+    "own_parts": "aggregate_with_own propagate",
     "relations": "relational_aggregate",
     "sampling": "sampled_aggregate",
     "tensors.edge_index": "as_graph",
@@ -46,7 +46,6 @@ _MODULES = {
 _LEAVING = {
     "cbsr": "features_to_keep",
     "gcn": "unit_scales",
-    "layers": "gat_convolution gin_convolution sage_convolution is_plain propagated",
     "matmul": "operands",
     "sampling": "checked_strategy sample_width",
     "tensors.edge_index": "turned",

@@ -302,19 +302,13 @@ def _options(
     negative_slope: object, dropout: object, seed: object, self_loops: object, tensors: GraphTensors
 ) -> Options:
     """Check the numbers, and put the seed on the device of the graph."""
-    slope, share, loops = numbers(negative_slope, dropout, self_loops)
-    if loops:
-        _check_square("self_loops is True", tensors)
-    checks.seed(seed, tensors)
-    return Options(checks.seed_on_device(seed, tensors) if share else None, slope, share, loops)
-
-
-def numbers(
-    negative_slope: object, dropout: object, self_loops: object
-) -> tuple[float, float, bool]:
-    """Check the numbers that need no graph."""
     slope, share = score.number("negative_slope", negative_slope), score.share(dropout)
-    return slope, share, flag("self_loops", self_loops)
+    loops = flag("self_loops", self_loops)
+    if loops and tensors.n_rows != tensors.n_cols:
+        _check_square("self_loops is True", tensors)
+    if seed is not None:
+        checks.seed(seed, tensors)
+    return Options(checks.seed_on_device(seed, tensors) if share else None, slope, share, loops)
 
 
 def _check_square(why: str, tensors: GraphTensors) -> None:
@@ -338,9 +332,8 @@ def from_vectors(tensors: GraphTensors, options: Options, *inputs: Tensor | None
     As one Function: no two parts of the gradient of ``h`` have to be added up, and ``bias``, of
     heads * feat values, costs no launch.
     """
-    ops = GAT_OF_VECTORS, GAT_OF_VECTORS_WITH_STATISTICS
     if recorded(*inputs):
-        return _run(_GatOfVectors, *ops, tensors, options, *inputs)
+        return _recorded(_GatOfVectors, GAT_OF_VECTORS_WITH_STATISTICS, tensors, options, *inputs)
     out: Tensor = GAT_OF_VECTORS(tensors.rows, *_rounded(inputs), *inputs[4:], *options)
     return out
 
@@ -361,18 +354,27 @@ def _run(
     options: tuple[Any, ...], *inputs: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Run an op, recorded if autograd must hear of it; ``options`` begin with the seed."""
-    if not recorded(*inputs):
-        out: Tensor = op(tensors.rows, *inputs, *options)
-        return out
-    seed, *numbers = options
-    apply: Any = function.apply
-    out = apply(*apart(*inputs), seed, tensors, with_statistics, numbers)
+    if recorded(*inputs):
+        return _recorded(function, with_statistics, tensors, options, *inputs)
+    out: Tensor = op(tensors.rows, *inputs, *options)
+    return out
+
+
+def _recorded(
+    function: Any, op: LibraryOp, tensors: GraphTensors, options: tuple[Any, ...],
+    *inputs: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Run an op that returns statistics as a Function, which autograd records."""
+    if torch.compiler.is_compiling():
+        inputs = apart(*inputs)
+    out: Tensor = function.apply(*inputs, (tensors, op, options))  # torch looks at each argument
     return out
 
 
 def _forward(ctx: Any, *args: Any) -> Tensor:
     """Run an op that returns statistics; save its tensors and results for backward."""
-    *inputs, ctx.tensors, ctx.op, ctx.numbers = args
+    *inputs, (ctx.tensors, ctx.op, (seed, *ctx.numbers)) = args
+    inputs.append(seed)
     ctx.rounds = torch.compiler.is_dynamo_compiling() or bf16_is_allowed()
     out, *statistics = ctx.op(ctx.tensors.rows, *inputs, *ctx.numbers)
     ctx.save_for_backward(*inputs, unversioned(ctx, out), *statistics)
@@ -398,12 +400,12 @@ def unversioned(ctx: Any, out: Tensor) -> Tensor:
 
 def gradients(
     ctx: Any, name: str, op: Any, grad: Tensor, saved: Sequence[Any], of_edges: bool, *,
-    statistics: int = 2, also: tuple[Tensor, ...] = (),
+    statistics: int = 2,
 ) -> Any:  # fmt: skip
     """Compute what the op of the gradients returns.
 
     ``saved`` end with the result and ``statistics`` tensors.  Whoever differentiates again is
-    refused, in the tensors of ``also`` too.  What forward did not round is not rounded, even if
+    refused.  What forward did not round is not rounded, even if
     torch allows it by now.
     """
     inputs, (out, *of_rows) = saved[: -1 - statistics], saved[-1 - statistics :]
@@ -414,8 +416,6 @@ def gradients(
             out, *of_rows = ctx.op(tensors.rows, *inputs, *ctx.numbers)
         sides = tensors.rows, tensors.columns
         args = *sides, grad, out, *of_rows, of_edges, *inputs, *ctx.numbers
-        if also and torch.is_grad_enabled():
-            return once_differentiable(name, lambda *args: op(*args[len(also) :]), *also, *args)
         return once_differentiable(name, op, *args)
     finally:
         if token is not None:
@@ -461,7 +461,7 @@ class _GatOfVectors(Function):
 def _rounded(inputs: Sequence[Any]) -> list[Any]:
     """Return features, and vectors and bias in their dtype, as kernels read them."""
     dtype = inputs[0].dtype
-    return [None if a is None else a.to(dtype) for a in inputs[:4]]
+    return [a if a is None or a.dtype is dtype else a.to(dtype) for a in inputs[:4]]
 
 
 class _Pairwise(Function):

@@ -14,7 +14,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from .._caches import store
 from ..autograd.engine.precision import bf16_is_allowed, tf32_is_allowed
-from ..autograd.layers import maps_first
 from ..autograd.tensors.prepare import tensors_of
 from ..autograd.tensors.shared import Shared
 from ..graph.graph import Graph
@@ -32,6 +31,7 @@ from ..plan.expression import (
 from ..plan.planner import Plan, plan
 from ..plan.pricing import Constants
 from ..plan.rules import Tree, steps, text_of
+from .maps import maps_first
 from .program import (
     Functions,
     Program,

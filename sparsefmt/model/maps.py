@@ -86,3 +86,12 @@ _is_patched._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _is_traced(value: object) -> bool:
     """Return True if a tracer of torch's has put its tensor in the place of a parameter."""
     return torch.compiler.is_compiling() and type(value).__module__.startswith("torch._subclasses.")
+
+
+def maps_first(width: int, out_width: int, *, gradient: bool) -> bool:
+    """Return True if SAGE and GIN aggregate what was mapped, so that fewer bytes are gathered.
+
+    If the features have no ``gradient``, backward aggregates the gradient of what was mapped only.
+    """
+    passes = 2 if torch.is_grad_enabled() and not gradient else 1
+    return passes * out_width <= width

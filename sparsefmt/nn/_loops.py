@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from ..autograd import aggregate_with_own, as_graph, propagate, sddmm, spmm
+from ..autograd import as_graph, propagate, sddmm, spmm
+from ..autograd.engine.checks import FLOATING
 from ..autograd.gcn import unit_scales
 from ..autograd.matmul import multiply, operands
-from ..autograd.tensors.order import in_csr_order, own_values
+from ..autograd.own_parts import with_own
+from ..autograd.tensors.order import in_csr_order, in_own_order, own_values
 from ..autograd.tensors.prepare import GraphLike
 from ..autograd.tensors.shared import Shared
 from ..autograd.tensors.tensors import GraphTensors
@@ -22,7 +24,7 @@ from ._passing import plus
 
 def symmetric(
     tensors: GraphTensors,
-    edge_weight: Tensor | None,
+    values: Tensor | None,
     dtype: torch.dtype,
     fill: float = 1.0,
     *,
@@ -30,16 +32,17 @@ def symmetric(
 ) -> tuple[Tensor, Tensor]:
     """Compute ``d[i]^-1/2``, and ``own[i] / d[i]``, the part of a vertex's own features.
 
-    ``d[i] = own[i] + sum_e a[e]`` over the entries of row ``i``; ``own[i]`` is ``fill`` for a
+    ``d[i] = own[i] + sum_e a[e]`` over the entries of row ``i``, of ``values`` in CSR order or, if
+    they are None, the graph's own; ``own[i]`` is ``fill`` for a
     vertex without a loop, 0 for one with a loop, and for one with more of them minus the values of
     all but the last, which counts alone, as in PyG.  With a ``fill`` of 0 nothing is added and all
     loops count.  ``to_all`` tells that ``own[i]`` is ``fill`` for each vertex, beside the loops
-    that it has, which all count.  Both are 0 where ``d[i] <= 0``.  Differentiable in
-    ``edge_weight``; those of the graph's own values are kept with it.  Of a graph that processes
+    that it has, which all count.  Both are 0 where ``d[i] <= 0``.  Differentiable in ``values``;
+    those of the graph's own values are kept with it.  Of a graph that processes
     share, those of the vertices here, of which ``tensors`` are.
     """
-    if edge_weight is not None:
-        scale, loop = _symmetric(tensors, edge_weight, fill, to_all)
+    if values is not None:
+        scale, loop = _symmetric(tensors, values, fill, to_all)
         return scale.to(dtype), loop.to(dtype)
     by_default = fill == 1 and not to_all
     made = tensors.built_scales() if by_default and dtype is torch.float32 else None
@@ -86,13 +89,13 @@ def _is_blind(tensors: GraphTensors) -> bool:
 
 
 def _symmetric(
-    tensors: GraphTensors, edge_weight: Tensor | None, fill: float, to_all: bool
+    tensors: GraphTensors, values: Tensor | None, fill: float, to_all: bool
 ) -> tuple[Tensor, Tensor]:
     """Compute the factors of ``symmetric``, in float32 at least: 2 bytes may not hold a degree."""
-    weights = own_values(tensors) if edge_weight is None else edge_weight
-    if weights is not None and weights.dtype.itemsize == 2:
-        weights = weights.float()
-    wide = torch.float64 if weights is None else weights.dtype
+    values = tensors.csr_values if values is None else values
+    if values is not None and values.dtype.itemsize == 2:
+        values = values.float()
+    wide = torch.float64 if values is None else values.dtype
 
     def constants() -> Tensor:
         ones = torch.ones(tensors.n_cols, dtype=wide, device=tensors.device)
@@ -105,20 +108,18 @@ def _symmetric(
     earlier = earlier_loops(tensors) if fill and not to_all else None
     with torch.autocast(tensors.kind, enabled=False):
         if earlier is not None:
-            earlier = earlier.to(wide) if weights is None else weights * earlier.to(wide)
-            earlier = in_csr_order(tensors, earlier)
+            earlier = earlier.to(wide) if values is None else values * earlier.to(wide)
             own = own - multiply(tensors, False, column, earlier, None, None)[:, 0]
-        values = in_csr_order(tensors, weights)
         degree = own + multiply(tensors, False, column, values, None, None)[:, 0]
     scale = degree.masked_fill(degree <= 0, inf).rsqrt()
     return scale, own * scale * scale
 
 
 def earlier_loops(tensors: GraphTensors) -> Tensor | None:
-    """Return 1 for a loop with a later one of its vertex, else 0: (nnz,) in float64, kept.
+    """Return 1 for a loop with a later one of its vertex, else 0: (nnz,) in CSR order, kept.
 
-    None where there is no such loop.  Where the build of the graph has told, or will tell, whether
-    there are loops, nobody waits for it; other graphs are looked at once.
+    In float64; None where there is no such loop.  Where the build of the graph has told, or will
+    tell, whether there are loops, nobody waits for it; other graphs are looked at once.
     """
     # Not read by a tracer, which remembers what it read.
     if not torch.compiler.is_compiling() and tensors.loops is False and not _is_blind(tensors):
@@ -132,7 +133,7 @@ def earlier_loops(tensors: GraphTensors) -> Tensor | None:
         row, col = rows_and_columns(tensors)
         at, loop = torch.arange(1, tensors.nnz + 1, device=row.device), row == col
         last = at.new_zeros(tensors.n_rows).scatter_reduce(0, row, at * loop, "amax")
-        return (loop & (at != last.index_select(0, row))).double()
+        return in_csr_order(tensors, (loop & (at != last.index_select(0, row))).double())
 
     earlier = tensors.cached("earlier loops", make)
     return None if earlier.shape[0] == 0 else earlier
@@ -203,14 +204,16 @@ def as_operands(
     graph: GraphLike, tensors: GraphTensors, x: Tensor, edge_weight: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Return features and weights in the dtype of their product, or refuse them by their names."""
+    values = tensors.csr_values if edge_weight is None else edge_weight
     if not torch.is_autocast_enabled(tensors.kind) and (
-        edge_weight is None
-        or (
-            isinstance(edge_weight, Tensor)
-            and edge_weight.shape == (tensors.nnz,)
-            and edge_weight.dtype is x.dtype
-            and edge_weight.device == tensors.device
-            and edge_weight.layout is torch.strided
+        x.dtype in FLOATING
+        if values is None
+        else (
+            isinstance(values, Tensor)
+            and values.shape == (tensors.nnz,)
+            and values.dtype is x.dtype
+            and values.device == tensors.device
+            and values.layout is torch.strided
         )
     ):
         return x, edge_weight
@@ -253,23 +256,20 @@ def hop(
         fill = None
     if fill is None:
         return lambda x, bias: plus(spmm(graph, x, edge_weight, reduce=reduction), bias)
-    scale, loop = symmetric(tensors, edge_weight, dtype, fill, to_all=to_all)
-    scales: dict[str, Any] = {"row_scale": scale, "col_scale": scale}
-    own = loop[:, None]
+    values = None if edge_weight is None else in_csr_order(tensors, edge_weight)
+    scale, loop = symmetric(tensors, values, dtype, fill, to_all=to_all)
     if fill == 0:
+        scales: dict[str, Any] = {"row_scale": scale, "col_scale": scale}
         return lambda x, bias: plus(spmm(graph, x, edge_weight, **scales), bias)
-    constant = edge_weight is None or (
-        tensors.kind == "cuda"  # where one kernel adds the own part
-        and not edge_weight.requires_grad
-    )
-    # Traced, a Function that writes in place loses its gradients (torch 2.11).
-    if constant and not torch.compiler.is_compiling():
-        args: dict[str, Any] = {"edge_weight": edge_weight}
-        if edge_weight is None and not to_all:
-            args["without"] = stored(tensors, dtype)
+    # Loops that are not added get no gradient.
+    args: dict[str, Any] = {"without": loop[:, None] == 0} if loop.requires_grad else {}
+    if isinstance(graph, Shared):
+        own, args["edge_weight"] = loop[:, None], edge_weight
         return lambda x, bias: propagate(graph, x, scale, own, bias=bias, **args)
-    scales["without"] = own == 0
-    return lambda x, bias: plus(aggregate_with_own(graph, x, own, edge_weight, **scales), bias)
+    values = tensors.csr_values if values is None else values
+    if values is not None and values.dtype is not dtype:  # which autocast has left
+        values = values.to(dtype)
+    return lambda x, bias: with_own(tensors, x, (values, scale, scale, loop), bias=bias, **args)
 
 
 def _explicit(
@@ -280,7 +280,8 @@ def _explicit(
     to_all: bool,
 ) -> tuple[GraphLike, Tensor]:
     """Build the graph with its loops and each edge's normalised value, for other reductions."""
-    scale, _ = symmetric(tensors, edge_weight, dtype, fill, to_all=to_all)
+    values = in_csr_order(tensors, edge_weight)
+    scale, _ = symmetric(tensors, values, dtype, fill, to_all=to_all)
     n, stated = scale.shape[0], own_values(tensors) if edge_weight is None else edge_weight
     weight = scale.new_ones(tensors.nnz) if stated is None else stated.to(dtype)
     row, col = rows_and_columns(tensors)
@@ -289,7 +290,7 @@ def _explicit(
         return tensors, values
     edges, entries = with_loops(tensors)
     counted, _ = loops(tensors)
-    earlier = None if to_all else earlier_loops(tensors)
+    earlier = None if to_all else in_own_order(tensors, earlier_loops(tensors))
     counted = (counted if earlier is None else counted - earlier).to(dtype)
     own = spmm(tensors, counted.new_ones(n, 1), weight * counted)[:, 0]
     added = fill if to_all else fill * missing_loops(tensors).to(dtype)

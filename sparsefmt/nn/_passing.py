@@ -327,7 +327,7 @@ class Convolution(Passing):
 
     #: Reductions of samples and of what MaxK keeps.
     _of_parts: ClassVar[tuple[tuple[str, ...], ...]] = (SUM,)
-    #: Options with which the layer is one node of autograd's.
+    #: Options with which ``optimize`` plans the layer.
     _defaults: ClassVar[dict[str, Any]] = {"k": None, "flow": FORWARD, "_reductions": SUM}
 
     def __init__(
@@ -360,7 +360,7 @@ class Convolution(Passing):
         return None if width is None else _sample_width(name, width, self.k)
 
     def _has_defaults(self) -> bool:
-        """Return True if all options that need other code than one node are unset."""
+        """Return True if all options with which no plan computes the layer are unset."""
         sampled = self.training_sample if self.training else self.sample
         if sampled is not None:
             return False

@@ -7,15 +7,14 @@ from torch import Tensor
 from torch.nn import Linear, Parameter
 from torch.nn.functional import leaky_relu, linear
 
-from ..autograd import as_graph, edge_combine, gat_aggregate, gat_of_vectors, gatv2_aggregate
-from ..autograd.layers import gat_convolution, is_plain
+from ..autograd import edge_combine, gat_aggregate, gat_of_vectors, gatv2_aggregate
 from ..autograd.tensors.prepare import GraphLike, tensors_of
 from ..errors import DtypeError
 from ..model.maps import read_map
 from ._attention import LoopedAttention
 from ._inputs import Ends, check_flags, in_pair
-from ._maps import GLOROT, linear_map, mapped
-from ._passing import FORWARD, PassingOptions
+from ._maps import GLOROT, linear_map
+from ._passing import PassingOptions
 
 
 class GATConv(LoopedAttention):
@@ -136,30 +135,10 @@ class GATConv(LoopedAttention):
             y = None if self._plan is None else self._plan(self, x, edge_index)
             if y is not None:
                 return y
-            if isinstance(x, Tensor) and x.dim() == 2:
-                y = self._fused(x, edge_index)
-                if y is not None:
-                    return y if self.res is None else y + mapped(self.res, x, "x")
         ends = self._between(x, edge_index, size)
         if ends.shared is not None and not return_attention_weights and self.lin is not None:
             ends = ends.squared()
         return self._attended(ends, edge_index, edge_attr, return_attention_weights)
-
-    def _fused(self, x: Tensor, edge_index: GraphLike) -> Tensor | None:
-        """Run all but the residual as one node of autograd's; return None if it may not."""
-        lin, source, target, bias = read_map(self.lin), self.att_src, self.att_dst, self.bias
-        heads, feat = self.heads, self.out_channels
-        if lin is None or lin[1] is not None or self.flow != FORWARD:
-            return None
-        fit = source.shape == target.shape == (1, heads, feat) and lin[0].shape[0] == heads * feat
-        if not fit or not (self.concat or heads == 1):
-            return None
-        if bias is not None and bias.shape != lin[0].shape[:1]:
-            return None
-        graph = as_graph(edge_index, x, name="edge_index")
-        if not is_plain(graph, x, lin[0], source, target, bias):
-            return None
-        return gat_convolution(graph, x, lin[0], (source, target), bias, **self._options())
 
     def _projected(self, ends: Ends) -> tuple[Tensor, Tensor | None]:
         """Map features of sources and, if they are given, of targets: (n, heads, out_channels)."""

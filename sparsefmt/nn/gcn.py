@@ -9,12 +9,11 @@ from torch.nn.functional import linear
 
 from ..autograd import aggregate_with_own, as_graph, maxk, maxk_aggregate
 from ..autograd.cbsr import features_to_keep
-from ..autograd.layers import is_plain, propagated
-from ..autograd.tensors.prepare import GraphLike, tensors_of
+from ..autograd.tensors.order import in_csr_order
+from ..autograd.tensors.prepare import GraphLike
 from ..autograd.tensors.shared import Shared
 from ..autograd.tensors.tensors import GraphTensors
 from ..errors import ShapeError
-from ..model.maps import read_map
 from ._inputs import by_vertex, check_counts, check_flags, check_in_channels, check_input
 from ._loops import as_operands, gets_all_loops, hop, over_vertices, stored, symmetric
 from ._maps import GLOROT, called, check_map, draw_map, linear_map, set_to_zero
@@ -142,13 +141,6 @@ class GCNConv(Convolution):
             edge_index, edge_weight, to_all = self._first(x, edge_index, edge_weight)
         rows = x if isinstance(x, Tensor) and x.dim() == 2 else by_vertex(x)
         graph = as_graph(edge_index, rows, name="edge_index")
-        if edge_weight is None and self._has_defaults():
-            lin, bias = read_map(self.lin), self.bias
-            if lin is not None and lin[1] is None and is_plain(graph, x, lin[0], bias):
-                if bias is None or bias.shape == lin[0].shape[:1]:
-                    tensors = tensors_of(graph)
-                    factors = symmetric(tensors, None, x.dtype, to_all=to_all)
-                    return propagated(graph, x, *factors, bias, weight=lin[0])
         if self.flow != FORWARD:
             graph = self._turned(graph, edge_index)
         tensors = check_input(x, graph, edge_index, sparse=True)
@@ -205,7 +197,8 @@ class GCNConv(Convolution):
             if width is not None:
                 return self._aggregate(graph, h, width, weight, rescale=True)
             return maxk_aggregate(graph, h, cast(int, self.k), weight)
-        scale, loop = symmetric(tensors, weight, dtype, fill, to_all=to_all)
+        values = in_csr_order(tensors, weight)
+        scale, loop = symmetric(tensors, values, dtype, fill, to_all=to_all)
         scales, own = {"row_scale": scale, "col_scale": scale}, loop[:, None]
         if width is None:
             return aggregate_with_own(graph, h, own, weight, k=self.k, without=own == 0, **scales)

@@ -4,13 +4,17 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor
-from torch.nn import Linear, Module, Parameter, Sequential
+from torch.nn import Module, Parameter, Sequential
+from torch.nn.functional import linear
 
 from ..autograd import aggregate_with_own, maxk, maxk_aggregate, message_aggregate, spmm
-from ..autograd.layers import gin_convolution, is_plain, propagated
+from ..autograd.engine import checks
+from ..autograd.matmul import csr_operands
+from ..autograd.own_parts import with_own
 from ..autograd.tensors.prepare import GraphLike
+from ..autograd.tensors.tensors import GraphTensors
 from ..errors import DtypeError, ShapeError
-from ..model.maps import calls_forward_alone, read_map
+from ..model.maps import calls_forward_alone, maps_first, read_map
 from ._inputs import (
     Ends,
     as_autocast,
@@ -141,39 +145,49 @@ class GINConv(OfNetwork, Convolution):
             y: Tensor | None = None if self._plan is None else self._plan(self, x, edge_index)
             if y is not None:
                 return y
-            if isinstance(x, Tensor) and self._has_defaults():
-                y = self._fused(x, self._graph(x, edge_index))
-            if y is not None:
-                return y
         ends = self._between(x, edge_index, size)
         if edge_weight is not None:
             check_edge_weight(edge_weight, ends.tensors)
         check_fit(self.nn, ends.source)
+        if self._is_one_sum(ends):
+            x, parts = ends.source, [*self.nn] if calls_forward_alone(self.nn, Sequential) else []
+            first, *rest = parts or [self.nn]
+            args = read_map(first)
+            if args and maps_first(*args[0].shape[::-1], gradient=x.requires_grad):
+                y = self._sum(ends.tensors, linear(x, args[0]), edge_weight, args[1])
+                for module in rest:
+                    y = called(module, y)
+                return y
         return called(self.nn, self._aggregated(ends, edge_weight))
 
-    def _fused(self, x: Tensor, graph: GraphLike) -> Tensor | None:
-        """Run sums and a first map as one node of autograd's; return None if it may not."""
-        nn, eps = self.nn, self.eps
-        first, *rest = [*nn] if calls_forward_alone(nn, Sequential) and len(nn) else [nn]
-        args = read_map(first) if isinstance(first, Linear) else None
-        if not is_plain(graph, x, *(args or ()), eps):
-            return None
-        if args is None:
-            check_fit(nn, x)
-            return called(nn, propagated(graph, x, None, eps, one_more=True))
-        y = gin_convolution(graph, x, eps, *args)
-        for module in rest:
-            y = called(module, y)
-        return y
+    def _is_one_sum(self, ends: Ends) -> bool:
+        """Return True for sums over all entries of rows of one vertex each, here and not shared."""
+        of_all = self.k is None and self._width() is None and self._reductions == SUM
+        return of_all and ends.alike and ends.shared is None and ends.source.dim() == 2
 
     def _has_defaults(self) -> bool:
         """Return True if all options are unset, and ``eps`` is a constant."""
         return super()._has_defaults() and not self.eps.requires_grad and self.eps.shape == (1,)
 
+    def _sum(
+        self,
+        tensors: GraphTensors,
+        x: Tensor,
+        edge_weight: Tensor | None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Add up features of neighbours, ``1 + eps`` of a vertex's own, and a bias."""
+        x, values, _, _ = csr_operands(tensors, x, edge_weight)
+        if self.eps.shape != (1,) or self.eps.device != x.device:
+            checks.own_part(self.eps, None, tensors)
+        return with_own(tensors, x, (values, None, None, self.eps), one_more=True, bias=bias)
+
     def _aggregated(self, ends: Ends, edge_weight: Tensor | None) -> Tensor:
         """Aggregate features of sources, and add a part of the targets' own."""
         graph, x, width = ends.graph, as_autocast(ends.source), self._width()
         self._check_no_batch(x)
+        if self._is_one_sum(ends):
+            return self._sum(ends.tensors, x, edge_weight)
         if ends.alike and width is None and x.dim() == 2 and self._reductions == SUM:
             factor = (1 + self.eps).to(x.dtype)  # a wider one would widen the sum
             return aggregate_with_own(graph, x, factor, edge_weight, k=self.k)
@@ -325,7 +339,7 @@ def check_fit(nn: Module, x: Tensor) -> None:
     """Check that ``nn`` can take features like ``x``, where a linear map comes first."""
     while calls_forward_alone(nn, Sequential) and len(nn):  # type: ignore[arg-type]
         nn = nn[0]  # type: ignore[index]
-    args = read_map(nn) if isinstance(nn, Linear) else None
+    args = read_map(nn)
     if args is not None:
         width = args[0].shape[1]
         if x.shape[-1] != width:

@@ -8,14 +8,22 @@ from torch import Tensor
 from torch.nn.functional import linear, normalize
 
 from ..autograd import maxk_aggregate, spmm
-from ..autograd.layers import is_plain, sage_convolution
+from ..autograd.matmul import csr_operands
+from ..autograd.own_parts import with_own
 from ..autograd.tensors.prepare import GraphLike
-from ..autograd.tensors.shared import Shared
 from ..errors import ShapeError
-from ..model.maps import read_map
+from ..model.maps import maps_first, read_map
 from ._inputs import Ends, check_counts, check_edge_weight, check_flags, in_pair
 from ._loops import gathered, over_vertices
-from ._maps import ReadMap, called, check_map, draw_map, linear_map, product_and_bias, settle
+from ._maps import (
+    ReadMap,
+    called,
+    check_map,
+    draw_map,
+    linear_map,
+    product_and_bias,
+    settle,
+)
 from ._passing import MEAN, SUM, Convolution, PartOptions, check_aggr_kwargs, plus
 
 
@@ -143,16 +151,14 @@ class SAGEConv(Convolution):
             # ``optimize`` may have set a plan, where nothing is normalised; None: run this code.
             y: Tensor | None = None if self._plan is None else self._plan(self, x, edge_index)
             if y is not None:
-                return y
-            if isinstance(x, Tensor) and self._has_defaults():
-                graph = self._graph(x, edge_index)
-                y = None if isinstance(graph, Shared) else self._fused(x, graph)
-            if y is not None:
                 return normalize(y, dim=-1) if self.normalize else y
         ends = self._between(x, edge_index, size)
         if edge_weight is not None:
             check_edge_weight(edge_weight, ends.tensors)
         neighbours, own = self._fit(ends)
+        y = self._of_one_product(ends, edge_weight, neighbours, own)
+        if y is not None:
+            return normalize(y, dim=-1) if self.normalize else y
         y = self._of_neighbours(ends, edge_weight, neighbours)
         target = ends.target if self.root_weight else None
         if target is not None:
@@ -165,15 +171,26 @@ class SAGEConv(Convolution):
                 y = y + called(self.lin_r, target, "x")
         return normalize(y, dim=-1) if self.normalize else y
 
-    def _fused(self, x: Tensor, graph: GraphLike) -> Tensor | None:
-        """Run all but ``normalize`` as one node of autograd's; return None if it may not."""
-        neighbours, own = read_map(self.lin_l), read_map(self.lin_r)
-        if neighbours is None or own is None or own[1] is not None:
+    def _of_one_product(
+        self, ends: Ends, edge_weight: Tensor | None, lin: ReadMap, own: ReadMap
+    ) -> Tensor | None:
+        """Map features by both weights in one product, and aggregate one half, if that pays.
+
+        A mean and its map commute: so less is gathered where the map makes features fewer.  None
+        where the aggregation has to come first.
+        """
+        x = ends.source
+        if lin is None or own is None or own[1] is not None or lin[0].shape != own[0].shape:
             return None
-        fit = own[0].shape == neighbours[0].shape
-        if not fit or not is_plain(graph, x, *neighbours, own[0]):
+        if not self._has_defaults() or not ends.alike or ends.shared is not None or x.dim() != 2:
             return None
-        return sage_convolution(graph, x, *neighbours, own[0])
+        out_width, width = lin[0].shape
+        if not maps_first(width, out_width, gradient=x.requires_grad):
+            return None
+        h, part = linear(x, torch.cat([lin[0], own[0]])).chunk(2, 1)
+        h, values, _, _ = csr_operands(ends.tensors, h, edge_weight)
+        factors = values, None, None, None
+        return with_own(ends.tensors, h, factors, reduce="mean", own=part, bias=lin[1])
 
     def _fit(self, ends: Ends) -> tuple[ReadMap, ReadMap]:
         """Check the features of both ends, for which lazy maps make their parameters; read maps."""

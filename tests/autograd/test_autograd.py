@@ -14,13 +14,13 @@ from sparsefmt import COO, CSR, DtypeError, Graph, autograd, nn  # noqa: E402
 from sparsefmt.autograd import (  # noqa: E402
     aggregate_with_own,
     matmul,
+    own_parts,
     prepare,
     propagate,
     sampled_aggregate,
     spmm,
 )
 from sparsefmt.autograd.engine.memory import TorchMemory  # noqa: E402
-from sparsefmt.autograd.layers import propagated  # noqa: E402
 from sparsefmt.autograd.tensors.order import own_values  # noqa: E402
 from sparsefmt.autograd.tensors.prepare import graph_tensors, has_tiles  # noqa: E402
 from sparsefmt.interop.torch import to_tensor  # noqa: E402
@@ -129,7 +129,7 @@ def test_heads_that_share_their_weights_are_one_product(device, reduce):
 # A part of each vertex's own
 
 
-def with_own(device):
+def square(device):
     """A square graph, features, and factors of its vertices."""
     return loop_graph(device=device), *tensors(
         device, (7, 5), (7,), (7, 1), dtype=torch.float32, grad=False
@@ -137,7 +137,7 @@ def with_own(device):
 
 
 def test_where_own_is_0_own_features_add_nothing_in_any_mode(device):
-    graph, x, scale, own = with_own(device)
+    graph, x, scale, own = square(device)
     edges = torch.arange(7, device=device).expand(2, -1)[:, 1:]  # row 0 has none
     own = own.index_fill(0, edges.new_zeros(1), 0)
     x[0] = float("inf")
@@ -152,10 +152,10 @@ def test_where_own_is_0_own_features_add_nothing_in_any_mode(device):
 
 
 def test_one_more_than_own_is_a_factor_like_any_in_both_ways(device):
-    graph, x, _, own = with_own(device)
+    graph, x, _, own = square(device)
     minus = torch.full_like(own[0], -1)
     x[0] = float("inf")
-    y = propagated(graph, x, None, minus, one_more=True)
+    y = own_parts.with_own(graph_tensors(graph), x, (None, None, None, minus), one_more=True)
     torch.testing.assert_close(y, aggregate_with_own(graph, x, 1 + minus), equal_nan=True)
     assert y[0].isnan().all()
 

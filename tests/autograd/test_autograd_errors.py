@@ -168,10 +168,6 @@ OTHERS = [
             (lambda: sample(strategy="first"), '\'first\': use "bucket", "fastrand" or "random".'),
             (lambda: sample(mean=True, rescale=True), "are both True: .* leave one out"),
             (lambda: gcn_norm(PARTS), "graph is only the tensors .* self_loops=False"),
-            (
-                lambda: propagate(SQUARE, F, OWN[:, 0], OWN.clone().requires_grad_()),
-                "requires a gradient, which propagate does not compute: use aggregate_with_own",
-            ),
             (lambda: message(message="max"), "message is \"max\"|is 'max': use"),
             (lambda: message(reduce="max"), r"spmm\(\.\.\., reduce=.max.\) takes"),
             (lambda: edge_combine(GRAPH, Y, X, "div"), "op is 'div': use"),

@@ -1,4 +1,4 @@
-"""Layers as one node of autograd's: results and gradients are those of the layer step by step."""
+"""Sums with own parts in one node: layers' results and gradients are those of three nodes."""
 
 from copy import deepcopy
 
@@ -8,9 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sparsefmt import Graph, ShapeError, UnsupportedError, nn  # noqa: E402
-from sparsefmt.autograd.layers import is_plain  # noqa: E402
+from sparsefmt.autograd import own_parts  # noqa: E402
 from sparsefmt.interop.pyg import from_edge_index  # noqa: E402
-from sparsefmt.nn import gat, gcn, gin, sage  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -26,9 +25,6 @@ LAYERS = {
     "gin of another map": lambda a, b: nn.GINConv(
         torch.nn.Sequential(torch.nn.Sigmoid(), torch.nn.Linear(a, b))
     ),
-    "gat": lambda a, b: nn.GATConv(a, b),
-    "gat of heads": lambda a, b: nn.GATConv(a, b, heads=3),
-    "gat without bias": lambda a, b: nn.GATConv(a, b, add_self_loops=False, bias=False),
 }
 WIDTHS = [(12, 5), (8, 8), (4, 16), (64, 24), (3, 1)]
 
@@ -54,12 +50,11 @@ def graph_of(device, n=60, count=900, *, weighted=False, dtype=torch.float64):
 
 @pytest.fixture
 def by_steps(monkeypatch):
-    """Runs a function where layers go step by step."""
+    """Runs a function where the factors of own parts count as no constants."""
 
     def run(function, *args):
         with monkeypatch.context() as here:
-            for module in (gcn, sage, gin, gat):
-                here.setattr(module, "is_plain", lambda *_: False)
+            here.setattr(own_parts, "_are_constant", lambda *_: False)
             return function(*args)
 
     return run
@@ -112,7 +107,7 @@ def test_one_node_gives_what_steps_give(by_steps, name, widths, weighted, device
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("widths", [(12, 5), (4, 16)])
-@pytest.mark.parametrize("name", [name for name in LAYERS if "gat" not in name])
+@pytest.mark.parametrize("name", LAYERS)
 def test_gradients_of_one_node_have_gradients(by_steps, name, widths, device):
     layer, x = case(name, widths, device)
     graph = graph_of(device, weighted=True)
@@ -164,39 +159,6 @@ def test_own_features_that_add_nothing_are_not_read(device):
     y = layer(x, graph)
     rows = torch.tensor([row for row in range(60) if row not in reached])
     assert y[rows].isfinite().all()
-
-
-def test_calls_that_are_not_plain_go_by_steps(monkeypatch):
-    seen = []
-    for name in ("propagated", "sage_convolution", "gin_convolution", "gat_convolution"):
-        for module in (gcn, sage, gin, gat):
-            if hasattr(module, name):
-                monkeypatch.setattr(module, name, lambda *a, **_: seen.append(a))
-    graph, x = graph_of("cpu"), torch.randn(60, 8, dtype=torch.float64)
-    layers = [LAYERS[name](8, 8).double() for name in ("gcn", "sage", "gat", "gin")]
-    with torch.autocast("cpu", torch.bfloat16):
-        for layer in layers:
-            layer(x, graph)
-    for layer in layers[:3]:
-        linear = next(part for part in layer.modules() if type(part) is torch.nn.Linear)
-        called = []
-        handle = linear.register_forward_hook(lambda *_, called=called: called.append(1))
-        layer(x, graph)
-        assert called
-        handle.remove()
-    assert not seen
-    layers[0](x, graph)
-    assert len(seen) == 1
-
-
-def test_is_plain_says_no_to_what_layers_refuse():
-    graph, weight = graph_of("cpu"), torch.randn(5, 8, dtype=torch.float64)
-    x = torch.randn(60, 8, dtype=torch.float64)
-    assert is_plain(graph, x, weight)
-    for wrong in (x.float(), x[:9], x[:, :7], x[0], x.to_sparse(), x.numpy(), x.long(), None):
-        assert not is_plain(graph, wrong, weight)
-    assert not is_plain(graph.csr, x, weight)
-    assert not is_plain(graph, x, weight, weight.float())
 
 
 @pytest.mark.parametrize("device", DEVICES)

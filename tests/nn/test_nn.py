@@ -191,7 +191,7 @@ def test_torchs_refusal_of_features_names_the_network(nn, error, text):
 def test_pygs_networks_that_do_not_fit_are_named():
     pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
     for nn in (pyg.MLP([7, 4]), pyg.Linear(7, 4), pyg.BatchNorm(7)):
-        with pytest.raises(ShapeError, match="nn cannot take features of shape"):
+        with pytest.raises(ShapeError, match=r"nn (cannot take features of shape|takes 7)"):
             GINConv(nn)(features("cpu"), square_graph())
 
 

@@ -204,7 +204,7 @@ def _against_bags(
         reasons.append(f"bags do not take a {reduce}")
     # Loops for float64 add up one entry at a time: 3 to 8 times the time of numba's.
     most = _MOST_IN_BAGS if _HAS_BAGS and x.dtype.itemsize < 8 else small.MOST
-    return reasons + small.reasons_against((A.nnz + A.n_rows) * x.shape[1], most)
+    return reasons + small.reasons_against((len(A.indices) + A.shape[0]) * x.shape[1], most)
 
 
 def _bags(
@@ -218,8 +218,8 @@ def _bags(
     **_: Any,
 ) -> Array:
     """Compute ``r[i] * reduce of a[e] c[j] x[j]`` with rows as bags, on torch's threads."""
-    n = A.n_rows
-    if not (A.nnz and x.size):
+    n = A.shape[0]
+    if not (len(A.indices) and x.size):
         return np.zeros((n, x.shape[1]), x.dtype)
     values = values if values is None or perm is None else values[perm]
     weights = None
@@ -230,8 +230,8 @@ def _bags(
     rows = n
     if out.nbytes > _MOST_OF_A_RESULT:
         rows = max(_PART * torch.get_num_threads() // out[:1].nbytes, 1)
-    for part in primitives.parts(slice(0, n), rows):
-        ends = starts[part.start : part.stop + 1]
+    for row in range(0, n, rows):
+        ends = starts[row : row + rows + 1]
         first, last = int(ends[0]), int(ends[-1])
         shares = None if weights is None else weights[first:last]
         inputs = X, indices[first:last], ends - first if first else ends
@@ -239,7 +239,7 @@ def _bags(
         if rows == n:
             out = bags
         else:
-            out[part] = bags
+            out[row : row + rows] = bags
     if row_scale is not None or reduce == "mean":
         small.scale_rows(A, out, row_scale, reduce)
     return rounded(out, x)
@@ -269,7 +269,9 @@ def _spmm_then_own(S: Structure, *args: Any) -> Any:
 
 def _spmm_with_own_on_cpu(A: CSR, x: Array, *args: Any) -> Any:
     """Add up in float32 at least, and round once."""
-    inputs = [wide(a) if isinstance(a, np.ndarray) else a for a in (x, *args)]
+    inputs: Any = x, *args
+    if x.dtype.itemsize == 2:
+        inputs = [wide(a) if isinstance(a, np.ndarray) else a for a in inputs]
     y = torch.from_numpy(call(SPMM, A, *inputs[:6]))
     own: Any = [torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in inputs[6:]]
     with np.errstate(over="ignore", under="ignore"):

@@ -282,7 +282,7 @@ def place_of(A: Any, args: tuple[Any, ...]) -> tuple[str, bool]:
     """
     if A is None:
         return "csr", type(args[0]) is not np.ndarray
-    return A.format, type(A) is Structure or type(A._indices) is not np.ndarray
+    return A.format, type(A) is Structure or type(A.__dict__[A._array_fields[0]]) is not np.ndarray
 
 
 def _prepare(

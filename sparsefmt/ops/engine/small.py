@@ -92,7 +92,7 @@ def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
 @quietly
 def scale_rows(A: CSR, sums: Array, row_scale: Array | None, reduce: str) -> None:
     """Divide sums by the number of entries for a mean, multiply by a scale; not empty rows."""
-    lengths = A.lengths
+    lengths = np.diff(A.indptr)
     if reduce == "mean":
         sums /= np.maximum(lengths, 1).astype(sums.dtype)[:, None]
     if row_scale is not None:
