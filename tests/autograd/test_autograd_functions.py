@@ -438,7 +438,7 @@ def test_large_scores_neither_overflow_nor_vanish(device, kind):
         )
 
 
-def test_below_they_count_for_nothing(device):
+def test_scores_of_loops_that_are_not_added_count_for_nothing(device):
     graph, options = loop_graph(device=device), Options(None, 0.2, 0.0, False)
     h, el, er, own = tensors(device, (7, 2, 3), (7, 2), (7, 2), (7, 2))
     vector = el.new_ones(2, 3)
