@@ -12,8 +12,6 @@ SEED = 1234567890123
 
 
 KINDS = ("gat", "gatv2", "dot", "dot of keys")
-#: Without; and with all at once.
-OPTIONS = ({}, {"dropout": 0.4, "seed": SEED, "self_loops": True})
 
 
 def loop_graph(n=7, *, device="cpu", index_dtype=np.int32, seed=0) -> Graph:

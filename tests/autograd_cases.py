@@ -71,6 +71,19 @@ def make_graph(
     return Graph(CSR(indptr, indices, data, shape=(n_rows, n_cols))).to(device)
 
 
+def captured(once):
+    """Return a CUDA graph of a call, after runs on a side stream, and its results."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            once()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        return graph, once()
+
+
 def empty_graph(n_rows, n_cols, *, device="cpu") -> Graph:
     indptr, indices = np.zeros(n_rows + 1, np.int32), np.zeros(0, np.int32)
     return Graph(CSR(indptr, indices, shape=(n_rows, n_cols))).to(device)

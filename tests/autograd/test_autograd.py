@@ -1,5 +1,6 @@
 """Products and their gradients where values, degrees or modes are special, and what is kept."""
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -8,9 +9,11 @@ from attention_cases import loop_graph  # noqa: E402
 from autograd_cases import make_graph, tensors  # noqa: E402
 from torch.autograd import gradcheck  # noqa: E402
 
-from sparsefmt import COO, CSR, DtypeError, Graph  # noqa: E402
+import sparsefmt  # noqa: E402
+from sparsefmt import COO, CSR, DtypeError, Graph, autograd, nn  # noqa: E402
 from sparsefmt.autograd import (  # noqa: E402
     aggregate_with_own,
+    matmul,
     own_parts,
     prepare,
     propagate,
@@ -20,6 +23,7 @@ from sparsefmt.autograd import (  # noqa: E402
 from sparsefmt.autograd.engine.memory import TorchMemory  # noqa: E402
 from sparsefmt.autograd.tensors.order import own_values  # noqa: E402
 from sparsefmt.autograd.tensors.prepare import graph_tensors, has_tiles  # noqa: E402
+from sparsefmt.interop.torch import to_tensor  # noqa: E402
 
 # torch's tracer itself instantiates the class that it warns of.
 pytestmark = [
@@ -72,15 +76,6 @@ def test_tensors_share_the_graphs_memory_and_die_with_it():
     prepare(graph)
     assert kept.columns.perm.data_ptr() == graph.csc_perm.ctypes.data
     assert graph._slots.torch[0] is kept
-
-
-def test_a_graph_first_used_in_inference_mode_can_train(device):
-    graph = make_graph(9, 6, 40, weighted=True, device=device)
-    (x,) = tensors(device, (6, 4))
-    with torch.inference_mode():
-        spmm(graph, x)
-    spmm(graph, x, reduce="mean").sum().backward()
-    assert x.grad.any()
 
 
 @pytest.mark.parametrize("reduce", ["max", "min"])
@@ -177,3 +172,112 @@ def test_tensors_of_a_graph(device):
     for function in (graph_tensors, has_tiles):
         with pytest.raises(DtypeError, match="graph is a CSR: give a"):
             function(graph.csr)
+
+
+# Values of edges are in the order in which the edges were given: those of graphs and of layers.
+# Functions are tried with graphs whose edges are in no order in ``tests/laws``, layers beside PyG's
+# in ``tests/nn/test_pyg_arguments.py``.
+
+N, NNZ = 14, 70
+
+
+def edges():
+    """Sources and targets in disorder: hubs, loops, vertices without edges in; none twice."""
+    rng = np.random.default_rng(0)
+    cells = [(i, j) for i in range(N) for j in range(N) if i % 5 != 1 or i == j == 6]
+    return torch.tensor([cells[e] for e in rng.choice(len(cells), NNZ, replace=False)]).T.flip(0)
+
+
+def shuffled(device="cpu"):
+    return Graph.from_edge_index(edges(), num_nodes=N).to(device)
+
+
+def operands(device):
+    """Features of vertices, and a positive value for each edge."""
+    made = tensors(device, (N, 6), (NNZ,), grad=False)
+    return [one.abs().requires_grad_() for one in made]
+
+
+def test_a_graphs_own_values_are_in_that_order(device):
+    x, w = operands(device)
+    w = w.detach()
+    graph = shuffled().with_data(w.cpu().numpy()).to(device)
+    assert torch.equal(own_values(graph), w)
+    assert torch.equal(matmul.operands(graph, x)[1], w)
+    assert torch.equal(autograd.spmm(graph, x), autograd.spmm(shuffled(device), x, w))
+    torch.testing.assert_close(
+        autograd.gcn_norm(graph)[1], autograd.gcn_norm(shuffled(device), w)[1]
+    )
+    assert own_values(shuffled(device)) is None
+
+
+def test_edges_in_csr_order_are_read_where_they_lie():
+    graph, (x, w) = Graph(shuffled().csr), operands("cpu")
+    autograd.spmm(graph, x, w).sum().backward()
+    autograd.edge_softmax(graph, w)
+    tensors = graph_tensors(graph)
+    assert tensors.order is None
+    assert not tensors._cache.parts
+    rows, cols = graph.coo.row, graph.coo.col
+    again = Graph(COO(rows, cols, shape=graph.shape))  # given as a COO, but in that order
+    autograd.spmm(again, x, w)
+    assert graph_tensors(again).order is None
+
+
+@pytest.mark.parametrize("name", ["SAGEConv", "GINConv"])
+def test_weighted_sums_of_layers_take_that_order(device, name):
+    """PyG's take no weights: against sorted edges."""
+    graph, (x, w) = shuffled(device), operands(device)
+    layer = nn.SAGEConv(6, 5) if name == "SAGEConv" else nn.GINConv(torch.nn.Linear(6, 5))
+    layer, order = layer.to(device, torch.float64), to_tensor(graph.csr_perm).long()
+    y = layer(x, graph, edge_weight=w)
+    expected = layer(x, Graph(graph.csr), edge_weight=w[order])
+    torch.testing.assert_close(y, expected)
+    wanted = x, w, *layer.parameters()
+    torch.testing.assert_close(
+        *(torch.autograd.grad(one.sin().sum(), wanted) for one in (y, expected))
+    )
+
+
+def test_names_that_leave_are_there_with_a_warning():
+    names = [name for names in autograd._LEAVING.values() for name in names.split()]
+    assert not {*names} & {*autograd.__all__}
+    for name in names:
+        with pytest.warns(DeprecationWarning, match=rf"autograd\.{name} leaves .* import it from"):
+            assert getattr(autograd, name) is not None
+
+
+# After ``sparsefmt.clear_caches()`` all is made again; graphs keep what was built of them
+
+
+def step(graph, layer, x):
+    """Return the result of a layer and of an operation of arrays, and gradients."""
+    y = layer(x, graph)
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    A = COO([0, 1, 1], [1, 0, 2], shape=(3, 3)).tocsr()
+    return y, dx, torch.from_numpy(A @ np.ones((3, 4), np.float32))
+
+
+def test_all_is_made_again(device):
+    torch.manual_seed(0)
+    edge_index = torch.randint(0, 9, (2, 40), device=device)
+    x = torch.randn(9, 4, device=device, requires_grad=True)
+    layer, graph = nn.GCNConv(4, 3).to(device), Graph.from_edge_index(edge_index, num_nodes=9)
+    remembered, before = autograd.as_graph(edge_index, x), step(graph, layer, x)
+    csr = graph.csr
+    assert autograd.as_graph(edge_index, x) is remembered
+    sparsefmt.clear_caches()
+    assert autograd.as_graph(edge_index, x) is not remembered
+    for mine, wanted in zip(step(graph, layer, x), before, strict=True):
+        assert torch.equal(mine, wanted)
+    assert graph.csr is csr
+    assert torch.equal(layer(x, edge_index), before[0])
+
+
+def test_compiled_functions_run_on():
+    graph = Graph(COO([0, 1, 1], [1, 0, 2], shape=(3, 3)))
+    x = torch.randn(3, 4, requires_grad=True)
+    compiled = torch.compile(lambda x: autograd.spmm(graph, x), backend="eager", fullgraph=True)
+    before = compiled(x)
+    sparsefmt.clear_caches()
+    assert torch.equal(compiled(x), before)

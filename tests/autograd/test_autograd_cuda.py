@@ -24,7 +24,6 @@ from autograd_cases import DTYPES, make_graph, tensors  # noqa: E402
 
 from sparsefmt import CSR, Graph, UnsupportedError  # noqa: E402
 from sparsefmt.autograd import (  # noqa: E402
-    gat_aggregate,
     maxk_aggregate,
     prepare,
     sampled_aggregate,
@@ -158,80 +157,15 @@ def test_samples_wait_for_no_gpu(width):
         torch.cuda.set_sync_debug_mode("default")
 
 
-def captured(once):
-    """A CUDA graph of the call, after a run on a side stream, and its results."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            once()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        return graph, once()
-
-
-@pytest.mark.parametrize("name", ["dropout", "sample"])
-def test_each_replay_draws_anew(name):
-    """The gradient tells that it has what the result has, which is linear in the features."""
-    graph = loop_graph(300, device="cuda")
-    prepare(graph)
-    h, el, er, _ = (one.detach() for one in attention("gat", graph, (2,), 16))
-    x = (h.flatten(1) if name == "sample" else h).double().requires_grad_()
-    if name == "sample":
-        expected = spmm(graph, x.detach())
-        run = lambda: sampled_aggregate(graph, x, 3, strategy="random", rescale=True)  # noqa: E731
-    else:
-        el, er = el.double(), er.double()
-        expected = gat_aggregate(graph, x.detach(), el, er)
-        run = lambda: gat_aggregate(graph, x, el, er, dropout=0.5)  # noqa: E731
-
-    def once():
-        y = run()
-        return y, *torch.autograd.grad(y, x, y.detach())
-
-    torch.manual_seed(0)
-    replayed, (y, dx) = captured(once)
-    seen = []
-    for _ in range(100):
-        replayed.replay()
-        torch.testing.assert_close((dx * x).sum(), y.square().sum())
-        seen.append(y.detach().clone())
-    assert all(not torch.equal(one, other) for one, other in itertools.pairwise(seen))
-    # Of 9 600 places, 6 standard errors; rows whose sample is all of them have none.
-    mean, error = torch.stack(seen).mean(0), torch.stack(seen).std(0) / 10
-    assert ((mean - expected).abs() - 6 * error).max() <= 1e-9
-
-
-def test_a_captured_step_of_maxk_replays_with_its_atomics():
+def test_a_capture_of_maxk_needs_a_step_before():
+    """With one it is captured and replayed in ``tests/laws``."""
     graph = make_graph(300, 200, 5000, device="cuda")
     prepare(graph)
     x, a, *_ = of_products(graph, 64)
     grad = torch.rand(graph.n_rows, 64, device="cuda")
-
-    def step(x, a):
-        return torch.autograd.grad(maxk_aggregate(graph, x, 8, a), (x, a), grad)
-
-    def capture(x, a):
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured):
-            return captured, step(x, a)
-
-    # Leaves of their own: nodes of theirs stay with this stream, until autograd's thread is done.
-    others = [one.detach().requires_grad_() for one in (x, a)]
     with pytest.raises(UnsupportedError, match="run the same step once before it"):
-        capture(*others)
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        step(x, a)
-    torch.cuda.synchronize()
-    captured, results = capture(x, a)
-    for _ in range(10):
-        with torch.no_grad():
-            x.copy_(torch.rand_like(x))
-        captured.replay()
-        for mine, theirs in zip(results, step(x.detach().requires_grad_(), a), strict=True):
-            torch.testing.assert_close(mine, theirs)
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            torch.autograd.grad(maxk_aggregate(graph, x, 8, a), (x, a), grad)
 
 
 def test_windows_go_with_their_structure():
@@ -366,24 +300,12 @@ def test_a_layer_is_few_launches(cut, heads, feat, dropout):
     assert len(names) <= 6 + 2 * cut, names
 
 
-def hosted(name):
-    """A call of a small graph, and what it takes."""
+def test_the_host_is_soon_done_with_a_sample():
+    """What others cost is counted in calls of Python by ``test_at_once_cuda``."""
     graph = loop_graph(300, device="cuda")
     prepare(graph)
-    if name == "gat":
-        given = attention("gat", graph, (2,), 16)[:3]
-        return lambda: gat_aggregate(graph, *given), given
-    x, a, *_ = of_products(graph, 64)
-    if name == "spmm":
-        return lambda: spmm(graph, x, a), (x, a)
-    return lambda: sampled_aggregate(graph, x, 8), (x,)
-
-
-@pytest.mark.parametrize("name", ["spmm", "gat", "sample"])
-def test_the_host_is_soon_done(name):
-    """The promise is 20 and 60 µs on an idle host; here only that nothing costs far more."""
-    run, given = hosted(name)
-    grad = torch.ones_like(run())
+    x, *_ = of_products(graph, 64)
+    grad = torch.rand(300, 64, device="cuda")
 
     def best_of(function, count=200):
         seconds = []
@@ -395,8 +317,8 @@ def test_the_host_is_soon_done(name):
             seconds.append((time.perf_counter() - start) / count)
         return min(seconds)
 
-    forward = best_of(run)
-    both = best_of(lambda: torch.autograd.grad(run(), given, grad))
+    forward = best_of(lambda: sampled_aggregate(graph, x, 8))
+    both = best_of(lambda: torch.autograd.grad(sampled_aggregate(graph, x, 8), x, grad))
     assert forward < 200e-6, f"{forward * 1e6:.1f} µs"
     assert both < 1000e-6, f"{both * 1e6:.1f} µs"
 

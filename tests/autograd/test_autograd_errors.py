@@ -1,6 +1,7 @@
 """What single functions refuse: options, shapes that do not fit together, and how errors say it.
 
-What every function refuses of each of its tensors is in ``tests/laws``.
+What every function refuses of each of its tensors is in ``tests/laws``, and what their options
+refuse too: here is one value of each.
 """
 
 from functools import partial
@@ -19,7 +20,6 @@ from sparsefmt.autograd import (  # noqa: E402
     aggregate_with_own,
     dot_aggregate,
     edge_combine,
-    edge_softmax,
     gat_aggregate,
     gatv2_aggregate,
     gcn_norm,
@@ -77,60 +77,35 @@ def message(x=X, w=W, **options):
 #: Shapes, whose errors say which there may be.
 SHAPES = [
     (lambda: spmm(GRAPH, X[0]), r"x has shape \(4,\): .* x\[:, None\]"),
-    (lambda: spmm(GRAPH, X[:, None, None]), r"x has shape \(6, 1, 1, 4\): "),
-    (lambda: spmm(GRAPH, Y), "x has 9 rows but the graph has 6 columns"),
-    (lambda: spmm(GRAPH, X, A[1:]), f"edge_weight has shape .* {NNZ} "),
-    (lambda: spmm(GRAPH, X, row_scale=X[:, 0]), r"row_scale has shape \(6,\).*9"),
-    (lambda: spmm(GRAPH, X, col_scale=Y[:, 0]), r"col_scale has shape \(9,\).*6"),
     (lambda: spmm(GRAPH, H[:, :1], E), "edge_weight has 2 heads.*: give "),
     (lambda: spmm(GRAPH, H, E[:3]), r"edge_weight has shape \(3, 2\) but the graph"),
     (lambda: spmm(GRAPH, H[:, None, None], E), r"x has shape .*give \(rows, .*feat\)"),
     (lambda: spmm(GRAPH, H[:4]), "x has 4 rows but the graph has 6 columns"),
-    (lambda: sddmm(GRAPH, X, X), "x has 6 rows but the graph has 9 rows"),
-    (lambda: sddmm(GRAPH, Y, Y), "y has 9 rows but the graph has 6 columns"),
     (lambda: sddmm(GRAPH, Y, X[:, 1:]), r"has shape .* (and|but) \w+ .*\("),
     (lambda: sddmm(GRAPH, Y[:, None], X), r"has shape .* (and|but) \w+ .*\("),
-    (lambda: edge_softmax(GRAPH, A[1:]), f"scores has shape .* stores {NNZ} entries"),
     (lambda: maxk(X[0], 2), r"x has shape \(4,\): .* x\[:, None\]"),
     (lambda: maxk(X[None], 2), r"x has shape \(1, 6, 4\): .* x.flatten\(1\)"),
     (lambda: maxk(X, 0), "k is 0 but a row has 4 features: k lies between 1 and 4"),
-    (lambda: maxk_aggregate(GRAPH, Y, 2), "x has 9 rows but the graph has 6 columns"),
-    (lambda: maxk_aggregate(GRAPH, X, 2, E), rf"{NNZ}.*: give .*\({NNZ},\)"),
     (lambda: maxk_aggregate(GRAPH, X, 5), "k is 5 but a row has 4 features"),
     (lambda: gat(H[0, 0]), r"h has shape \(4,\): give \(rows, feat\)"),
-    (lambda: gat(H[:, None]), r"h has shape \(6, 1, 2, 4\): give \(rows, "),
-    (lambda: gat(R), "h has 9 rows but the graph has 6 columns"),
-    (lambda: gat(el=ER), r"el has shape \(9, 2\): give \(6, 2\), one score per source"),
     (lambda: gat(el=EL[:, :1]), r"el has shape \(6, 1\): give \(6, 2\)"),
     (lambda: gat(H[:, 0]), r"el has shape \(6, 2\): give \(6,\)"),
-    (lambda: gat(er=EL), r"er has shape \(6, 2\): give \(9, 2\), one score per target"),
     (lambda: gat(edges=E[1:]), rf"edge_scores has shape .* give \({NNZ}, 2\), one"),
     (lambda: gat(dropout=1.0), "dropout is 1.0: give a share from 0 to less than 1"),
-    (lambda: gat(dropout=-0.1), "dropout is -0.1"),
-    (lambda: gat(dropout=float("nan")), "dropout is nan"),
     (lambda: gat(seed=torch.tensor([1, 2])), r"seed has shape \(2,\): give one integer"),
     (lambda: gat(self_loops=True), r"loops is True but the graph has shape \(9, 6\): give a sq"),
     (lambda: layer(source=V[0, 0]), r"source has shape \(4,\): give \(2, 4\), one vec"),
     (lambda: layer(H, graph=GRAPH), "h is of sources and targets but the graph has"),
     (lambda: layer(S, V, V, None, EL, self_loops=True), r"\(7, 2\), one score per vertex"),
-    (lambda: gatv2(R), "left has 9 rows but the graph has 6 columns"),
-    (lambda: gatv2(right=H), "right has 6 rows but the graph has 9 rows"),
     (lambda: gatv2(right=R[:, :, 1:]), r"right has shape \(9, 2, 3\) (and|but) left .*\(6, 2"),
-    (lambda: gatv2(att=ATT[0]), r"att has shape \(4,\): give \(2, 4\), one vector per"),
     (lambda: gatv2(self_loops=True), "self_loops is True but the graph has shape"),
-    (lambda: dot(H), "queries has 6 rows but the graph has 9 rows"),
     (lambda: dot(R[:, 0]), r"queries has shape \(9, 4\) .* \(6, 2, 4\)"),
     (lambda: dot(values=H[:, :1]), r"values has shape \(6, 1, 4\) .* \(6, 2, 4"),
-    *(
-        (lambda scale=scale: dot(scale=scale), "give a finite number, or leave it out")
-        for scale in (np.inf, -np.inf, np.nan)
-    ),
+    (lambda: dot(scale=np.inf), "give a finite number, or leave it out"),
     (lambda: sample(0), "width is 0: give the most entries of a row"),
-    (lambda: sample(-(10**9999)), "width is less than any int64: give the most"),
     (lambda: sample(seed=torch.tensor([1, 2])), r"seed has shape \(2,\): give one int"),
     (lambda: gcn_norm(GRAPH), r"graph has shape \(9, 6\): .* as many columns as rows"),
     (lambda: gcn_norm(GRAPH, self_loops=False), r"shape \(9, 6\): a vertex has one degree"),
-    (lambda: own(OWN[:, 0]), r"own has shape \(7,\)"),
     (lambda: own(graph=GRAPH, x=X), "takes part in its own"),
     (lambda: own(k=6), "k is 6 but a row has 4"),
     (lambda: own(without=MARKS[:3]), r"without has shape \(3, 1\)"),
@@ -138,19 +113,13 @@ SHAPES = [
     (lambda: propagate(SQUARE, F, OWN[:, 0], OWN, bias=OWN[:, 0]), r"bias has shape \(7,\)"),
     (lambda: features_to_keep(0), "k is 0: give 1 or more"),
     (lambda: features_to_keep(6, 5), "k is 6 but a row has 5 features"),
-    (lambda: message(Y), "x has 9 rows but the graph has 6 columns"),
-    (lambda: message(X, X), r"edge_features has shape \(6, 4\) but the graph stores"),
     (lambda: message(X, W[:, 0]), r"edge_features\[:, None\] for instance"),
     (lambda: message(X, W[:, :3]), "edge_features has .*3.* but x has .*4"),
     (lambda: edge_combine(GRAPH, Y, X[:, :3]), "right has .*3.* but left has .*4"),
-    (lambda: edge_combine(GRAPH, Y, X[:, :3], "dot"), "right has .*3.* but left has .*4"),
-    (lambda: edge_combine(GRAPH, X, Y), "left has 6 rows but the graph has 9 rows"),
 ]
 KINDS = [
     (lambda: prepare(X), "graph is a .* tensor of .*: give a sparsefmt.Graph"),
-    (lambda: spmm(GRAPH, X.int()), r"x is torch.int32: .* x.float\(\)"),
     (lambda: spmm(WEIGHTED, X), "x is torch.float32 but the graph's own edge values are torch.fl"),
-    (lambda: spmm(GRAPH, X, [1.0]), "edge_weight is a list: give a torch.Tensor"),
     *(
         (
             lambda k=k, function=function: function(k),
@@ -164,7 +133,6 @@ KINDS = [
     (lambda: gat(el=None), "el is a NoneType"),
     (lambda: gat(H.half(), EL.bfloat16()), "el is torch.bfloat16 but h is torch.fl"),
     (lambda: gat(negative_slope="a"), "negative_slope is 'a': give a number"),
-    (lambda: gat(negative_slope=True), "negative_slope is True: give a number"),
     (lambda: gat(dropout=None), "dropout is None: give a number"),
     *(
         (lambda call=call, seed=seed: call(seed=seed), text)
@@ -180,13 +148,11 @@ KINDS = [
     (lambda: dot(scale="1"), "scale is '1': give a number"),
     *(
         (lambda width=width: sample(width), "width is .*: give an integer")
-        for width in (A, True, torch.tensor(True), 2.0, None)
+        for width in (A, torch.tensor(True), 2.0)
     ),
     (lambda: sample(mean=1), "mean is 1: give True or False"),
     (lambda: sample(rescale=None), "rescale is None: give True or False"),
-    (lambda: own(2.0), "own is a float"),
     (lambda: own(without=OWN), "without is torch.float32: give torch.bool"),
-    (lambda: propagate(SQUARE, F, OWN[:, 0].double(), OWN), "scale is torch.float64"),
     (lambda: message(None), "x is a NoneType"),
 ]
 OTHERS = [
@@ -196,18 +162,14 @@ OTHERS = [
         (call, UnsupportedError, text)
         for call, text in (
             (lambda: spmm(GRAPH, X, reduce="max_"), 'reduce is .max_.: use "sum"'),
-            (lambda: spmm(GRAPH, X, reduce=None), "reduce is None"),
             (lambda: spmm(GRAPH, H, E, reduce="max"), "for one head at a time"),
             (lambda: maxk_aggregate(GRAPH, X, 2, reduce="max"), '\'max\': use "sum" or "mean".'),
             (lambda: layer(S, V, V, None, OWN), "loop_scores are given but self_loops is False"),
             (lambda: sample(strategy="first"), '\'first\': use "bucket", "fastrand" or "random".'),
-            (lambda: sample(strategy=None), "strategy is None: use"),
-            (lambda: sample(strategy=["random"]), r"strategy is \['random'\]: use"),
             (lambda: sample(mean=True, rescale=True), "are both True: .* leave one out"),
             (lambda: gcn_norm(PARTS), "graph is only the tensors .* self_loops=False"),
             (lambda: message(message="max"), "message is \"max\"|is 'max': use"),
             (lambda: message(reduce="max"), r"spmm\(\.\.\., reduce=.max.\) takes"),
-            (lambda: message(reduce="prod"), "reduce is 'prod': use"),
             (lambda: edge_combine(GRAPH, Y, X, "div"), "op is 'div': use"),
         )
     ),

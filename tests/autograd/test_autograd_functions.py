@@ -1,4 +1,4 @@
-"""Kept features, messages and samples where ``tests/laws`` do not go; what is saved, and drawn."""
+"""Functions where ``tests/laws`` do not go: kept features, messages, samples, attention."""
 
 import itertools
 
@@ -7,14 +7,30 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attention_cases import KINDS, call, shapes_of  # noqa: E402
+from attention_cases import (  # noqa: E402
+    KINDS,
+    SEED,
+    assert_near,
+    call,
+    from_scores,
+    from_vectors,
+    host,
+    loop_graph,
+    naive,
+    naive_gat,
+    shapes_of,
+)
 from autograd_cases import DTYPES, make_graph, tensors  # noqa: E402
 from laws.calls import assert_same, messages, product_of_largest  # noqa: E402
+from torch.autograd import gradcheck  # noqa: E402
 
 from sparsefmt import COO, CSR, DtypeError, Graph, ShapeError  # noqa: E402
 from sparsefmt.autograd import (  # noqa: E402
+    attention,
     dot_aggregate,
     gat_aggregate,
+    gat_of_vectors,
+    gatv2_aggregate,
     maxk,
     maxk_aggregate,
     message_aggregate,
@@ -22,9 +38,12 @@ from sparsefmt.autograd import (  # noqa: E402
     sampled_aggregate,
     spmm,
 )
+from sparsefmt.autograd.engine import precision  # noqa: E402
+from sparsefmt.autograd.engine.precision import bf16_is_allowed  # noqa: E402
+from sparsefmt.ops.attention.score import Options  # noqa: E402
+from sparsefmt.ops.engine import small  # noqa: E402
 from sparsefmt.reorder import Order, degree_order  # noqa: E402
 
-STRATEGIES = ("bucket", "fastrand", "random")
 REDUCTIONS = ("sum", "mean")
 NAN, INF = torch.nan, torch.inf
 
@@ -52,16 +71,6 @@ def test_maxk_keeps_the_largest_and_lets_their_gradient_pass(device, feat, k, dt
     y.backward(grad.detach())
     assert torch.equal(y, torch.where(mask(x, k), x, 0))
     assert torch.equal(x.grad, torch.where(mask(x, k), grad, 0))
-
-
-def test_ties_and_nan_are_chosen_as_by_a_stable_sort(device):
-    rows = [[0.0, -0.0, 0.0, -1.0], [NAN, 1.0, NAN, INF], [-INF, -INF, -INF, -INF], [2.0, 3, 3, 3]]
-    x = torch.tensor(rows, device=device, requires_grad=True)
-    for k in range(1, 5):
-        y = maxk(x, k)
-        (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
-        assert torch.equal(dx.bool(), mask(x, k))
-        assert torch.equal(y.nan_to_num(), torch.where(mask(x, k), x, 0).nan_to_num())
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
@@ -130,10 +139,8 @@ def test_third_derivatives_are_those_of_the_oracle(device, name):
 
 def test_nan_and_infinity_go_through_a_relu_as_in_torch(device):
     graph = Graph(COO([0, 0, 1, 1], [0, 1, 2, 3], shape=(3, 4)))
-    args, steps = (
-        (torch.tensor([[NAN], [1.0], [-INF], [2.0]]), torch.tensor([[1.0], [-1], [1], [-3]])),
-        [],
-    )
+    args = torch.tensor([[NAN], [1.0], [-INF], [2.0]]), torch.tensor([[1.0], [-1], [1], [-3]])
+    steps = []
     for place in (device, "cpu"):
         x, w = leaves = [one.to(place).requires_grad_() for one in args]
         y = (
@@ -204,22 +211,6 @@ def test_half_scales_round_once_whether_they_have_gradients_or_not(device):
 # Samples
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("reduce", REDUCTIONS)
-def test_a_sample_of_everything_is_spmm(device, strategy, reduce):
-    graph = make_graph(40, 30, 300, weighted=True, device=device)
-    x, a, r, c, grad = tensors(device, (30, 17), (graph.nnz,), (40,), (30,), (40, 17))
-    longest = int(np.diff(graph.to("cpu").csr.indptr).max())
-    for weight, scales in itertools.product((None, a), ({}, {"row_scale": r, "col_scale": c})):
-        wanted = [one for one in (x, weight, *scales.values()) if one is not None]
-        z = spmm(graph, x, weight, reduce=reduce, **scales)
-        expected = z, *torch.autograd.grad(z, wanted, grad)
-        for width in (longest, 2**31, 10**30):
-            mean = {"mean": True} if reduce == "mean" else {"rescale": width > longest}
-            y = sampled_aggregate(graph, x, width, weight, strategy=strategy, **mean, **scales)
-            assert_same((y, *torch.autograd.grad(y, wanted, grad)), expected)
-
-
 def test_rows_without_entries_stay_zero_whatever_their_scale(device):
     graph = make_graph(9, 6, 60, device=device)
     empty = torch.from_numpy(np.diff(graph.to("cpu").csr.indptr) == 0).to(device)
@@ -250,7 +241,7 @@ def drawing(name, graph, args, **options):
     """Call what draws: attention with dropout, or a random sample."""
     if name == "sample":
         return sampled_aggregate(graph, *args, strategy="random", **options)
-    return call(name, graph, args, dropout=0.5, **options)
+    return call(name, graph, args, dropout=np.float32(0.5), **options)
 
 
 def drawn_case(name, device, *, grad=True):
@@ -315,35 +306,19 @@ def test_a_seed_may_be_written_to_before_backward(device, name):
     assert torch.equal(*results)
 
 
-#: Functions that are linear in features, and in edge values, and draw for themselves.
-LINEAR = {
-    "gat": lambda g, x, a, r: gat_aggregate(g, x, x.detach()[:, 0], r, dropout=0.5),
-    "dot": lambda g, x, a, r: dot_aggregate(
-        g, r[:, None] * x.detach()[:1], x.detach(), x, dropout=0.5
-    ),
-    **{
-        strategy: lambda g, x, a, r, strategy=strategy: sampled_aggregate(
-            g, x, 5, a, strategy=strategy, rescale=True
-        )
-        for strategy in STRATEGIES
-    },
-}
+#: The place of an argument in which a function that draws is linear.
+LINEAR = {"gat": 0, "dot": 2, "sample": 0}
 
 
 @pytest.mark.parametrize("name", LINEAR)
 def test_backward_goes_over_what_forward_has_drawn(device, name):
-    """With the result as its gradient, each argument's product with its own is the square."""
-    graph = make_graph(60, 50, 2000, device=device)
-    x, a, r = tensors(device, (50, 4), (graph.nnz,), (60,))
-    wanted = (x, a) if name in STRATEGIES else (x,)
+    """With the result as its gradient, the argument's product with its own is the square."""
+    graph, args = drawn_case(name, device)
+    x = args[LINEAR[name]]
     for _ in range(3):
-        y = LINEAR[name](graph, x, a, r.detach())
-        grads = torch.autograd.grad(y, wanted, y.detach())
-        for one, grad in zip(wanted, grads, strict=True):
-            torch.testing.assert_close((grad * one).sum(), y.square().sum())
-    if name in STRATEGIES:
-        lengths = torch.from_numpy(np.diff(graph.to("cpu").csr.indptr))
-        assert grads[1].count_nonzero() == lengths.clamp(max=5).sum()
+        y = drawing(name, graph, args)
+        (dx,) = torch.autograd.grad(y, x, y.detach())
+        torch.testing.assert_close((dx * x).sum(), y.square().sum())
 
 
 # What is saved for the backward pass
@@ -387,3 +362,138 @@ def test_attention_saves_no_tensor_of_the_size_of_the_entries(kind):
     args = tensors("cpu", *shapes_of(kind, graph, (2,), 3))[:-1]
     saved = call(kind, graph, args, dropout=0.1).grad_fn.saved_tensors
     assert all(one is None or one.numel() <= 9 * 2 * 4 for one in saved)
+
+
+# Attention
+
+
+def test_a_layer_by_compiled_loops_is_the_sum_of_its_parts(monkeypatch):
+    """By those of NumPy in ``tests/laws``."""
+    monkeypatch.setattr(small, "MOST_OF_ATTENTION", -1)
+    graph, dtype = loop_graph(30), torch.float32
+    for heads, feat in (((4,), 16), ((1,), 5), ((), 33)):
+        shapes = (30, *heads, feat), (*heads, feat), (*heads, feat), (graph.nnz, *heads)
+        *given, grad = tensors("cpu", *shapes, (30, *heads), (30, *heads, feat), dtype=dtype)
+        options = {"dropout": 0.3, "seed": SEED, "self_loops": True}
+        y = gat_of_vectors(graph, *given, **options)
+        found = torch.autograd.grad(y, given, grad.detach())
+        h, source, target, edges, own = exact = host(given)
+        scores = [(h * one).sum(-1) for one in (source, target)]
+        expected = naive_gat(graph, h, *scores, edges, own, dropout=0.3, seed=SEED, loops=True)
+        wanted = torch.autograd.grad(expected, exact, grad.detach().cpu().double())
+        assert [one.dtype for one in (y, *found)] == [dtype] * 6
+        assert_near(y, expected, dtype=dtype, gradient=False)
+        for mine, theirs in zip(found, wanted, strict=True):
+            assert_near(mine, theirs, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_scores_may_be_float32_beside_two_bytes(device, dtype):
+    graph = loop_graph(30, device=device)
+    for kind in KINDS:
+        given = tensors(device, *shapes_of(kind, graph, (2,), 8), dtype=dtype)
+        wide = [one.shape[-1] != 8 or (kind == "gatv2" and i == 2) for i, one in enumerate(given)]
+        some = [
+            (one.detach().float() if w else one.detach()).requires_grad_()
+            for one, w in zip(given, wide, strict=True)
+        ]
+        y = call(kind, graph, some)
+        assert y.dtype is dtype
+        assert torch.equal(y, call(kind, graph, given))
+        found = torch.autograd.grad(y.float().square().sum(), some)
+        assert [one.dtype for one in found] == [one.dtype for one in some]
+
+
+def test_a_tensor_may_be_given_for_all(device):
+    graph = make_graph(9, 9, 40, device=device)
+    (x,) = tensors(device, (9, 4))
+    assert gradcheck(lambda x: dot_aggregate(graph, x, x, x), x)
+    assert gradcheck(lambda x: dot_aggregate(graph, x, x), x)
+    assert gradcheck(lambda x: gatv2_aggregate(graph, x, x, x[0]), x)
+    assert gradcheck(lambda x: gat_aggregate(graph, x, x[:, 0], x[:, 0]), x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_large_scores_neither_overflow_nor_vanish(device, kind):
+    graph = make_graph(40, 30, 300, device=device)
+    # Scores that nothing rounds: of small integers, beside 1e4 or -1e4.
+    given = tensors(device, *shapes_of(kind, graph, (2,), 4), dtype=torch.float32, grad=False)
+    given = [(4 * one).round() for one in given]
+    options = {}
+    if kind == "gat":
+        options = {"negative_slope": 0.25}
+    elif kind == "gatv2":  # no slope
+        given[:2] = (one.abs() for one in given[:2])
+    given[-1] = 1e4 * (given[-1] + 0.5).sign() + given[-1]
+    given, exact = [one.requires_grad_() for one in given], host(given)
+    y = call(kind, graph, given, **options)
+    expected = naive_gat(graph, *exact, slope=0.25) if kind == "gat" else naive(kind, graph, exact)
+    found = torch.autograd.grad(y.square().sum(), given)
+    wanted = torch.autograd.grad(expected.square().sum(), exact)
+    for mine, theirs in zip((y, *found), (expected, *wanted), strict=True):
+        # Of few targets nothing but 0 is left: a softmax's gradients cancel.
+        largest = max(float(one.detach().abs().max()) for one in (theirs, wanted[-1]))
+        torch.testing.assert_close(
+            mine.detach().cpu().double(), theirs.detach(), rtol=0, atol=1e-5 * largest
+        )
+
+
+def test_scores_of_loops_that_are_not_added_count_for_nothing(device):
+    graph, options = loop_graph(device=device), Options(None, 0.2, 0.0, False)
+    h, el, er, own = tensors(device, (7, 2, 3), (7, 2), (7, 2), (7, 2))
+    vector = el.new_ones(2, 3)
+    for y in (
+        from_scores(graph, options, h, el, er, None, own),
+        from_vectors(graph, options, h, vector, vector, None, own),
+    ):
+        dh, down = torch.autograd.grad(y.square().sum(), (h, own))
+        assert dh.isfinite().all()
+        assert not down.any()
+
+
+@pytest.mark.parametrize("loops", [False, True])
+def test_no_features_and_no_heads(device, loops):
+    graph = loop_graph(device=device)
+    for kind, (heads, feat) in itertools.product(KINDS, (((), 0), ((0,), 0), ((0,), 3))):
+        given = tensors(device, *shapes_of(kind, graph, heads, feat))
+        y = call(kind, graph, given, self_loops=loops, dropout=0.1)
+        assert y.shape == (7, *heads, feat)
+        for one, mine in zip(given, torch.autograd.grad(y.sum(), given), strict=True):
+            assert mine.shape == one.shape
+            assert not mine.any()
+
+
+def test_one_head_may_have_an_axis_or_none(device):
+    graph = make_graph(9, 6, 40, device=device)
+    h, el, er, edges = tensors(device, (6, 4), (6,), (9,), (graph.nnz,))
+    expected = gat_aggregate(graph, h, el, er, edges)
+    wanted = torch.autograd.grad(expected.square().sum(), (h, el, er, edges))
+    for flat, one in itertools.product((False, True), repeat=2):
+        given = [
+            value.detach().unsqueeze(1).requires_grad_() if there else value.detach()
+            for value, there in zip((h, el, er, edges), (flat, one, not one, one), strict=True)
+        ]
+        given = [one.detach().requires_grad_() for one in given]
+        y = gat_aggregate(graph, *given)
+        assert torch.equal(y.reshape(9, 4), expected)
+        found = torch.autograd.grad(y.square().sum(), given)
+        for mine, theirs, value in zip(found, wanted, given, strict=True):
+            assert mine.shape == value.shape
+            assert torch.equal(mine.flatten(), theirs.flatten())
+
+
+@pytest.mark.parametrize(("kind", "op"), [("gat", "GAT"), ("gatv2", "ATTEND"), ("dot", "ATTEND")])
+def test_a_result_that_is_computed_again_is_rounded_as_before(monkeypatch, kind, op):
+    """Torch allows bfloat16 between forward and backward: both passes of the op are exact."""
+    forward, allowed = getattr(attention, f"{op}_WITH_STATISTICS"), []
+    monkeypatch.setattr(
+        *(attention, f"{op}_WITH_STATISTICS"),
+        lambda *args: allowed.append(bf16_is_allowed()) or forward(*args),
+    )
+    graph = make_graph(9, 6, 40, device="cpu")
+    given = tensors("cpu", *shapes_of(kind, graph, (2,), 4))
+    y = call(kind, graph, given).relu_()
+    monkeypatch.setattr(precision, "_precision", lambda *of: "bf16" if "mkldnn" in of else "tf32")
+    torch.autograd.grad(y.sum(), given)
+    assert bf16_is_allowed()
+    assert allowed == [False, False]

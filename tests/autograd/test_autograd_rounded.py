@@ -7,15 +7,8 @@ torch = pytest.importorskip("torch")
 
 from autograd_cases import make_graph, tensors  # noqa: E402
 
-from sparsefmt import nn  # noqa: E402
-from sparsefmt.autograd import (  # noqa: E402
-    dot_aggregate,
-    gat_aggregate,
-    gat_of_vectors,
-    gatv2_aggregate,
-    maxk_aggregate,
-    spmm,
-)
+from sparsefmt import autograd, nn  # noqa: E402
+from sparsefmt.autograd import gat_aggregate, gat_of_vectors, gatv2_aggregate, spmm  # noqa: E402
 from sparsefmt.ops import explain  # noqa: E402
 
 SCALES = ("row_scale", "col_scale")
@@ -76,21 +69,27 @@ def test_gradients_of_edge_values_are_not_rounded():
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
+EXACT = {
+    **{str(dtype): (spmm, dtype) for dtype in (torch.float16, torch.bfloat16, torch.float64)},
+    "max": (lambda graph, x: spmm(graph, x, reduce="max"), torch.float32),
+    "gatv2": (lambda graph, x: gatv2_aggregate(graph, by_head(x), by_head(x), x[0].view(4, 6)),
+              torch.float32),
+    "dot": (lambda graph, x: autograd.dot_aggregate(graph, *[by_head(x)] * 3), torch.float32),
+}  # fmt: skip
+
+
+def by_head(x):
+    return x.view(-1, 4, 6)
+
+
 @pytest.mark.gpu
 @pytest.mark.usefixtures("medium")
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_dtypes_are_as_before(dtype):
-    graph = make_graph(40, 30, 600, device="cuda")
+@pytest.mark.parametrize("name", EXACT)
+def test_other_dtypes_and_functions_are_as_before(name):
+    function, dtype = EXACT[name]
+    graph = make_graph(30, 30, 600, device="cuda")
     (x,) = tensors("cuda", (30, 24), dtype=dtype, grad=False)
-    assert torch.equal(spmm(graph, x), exactly(spmm, graph, x))
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("medium")
-def test_maxima_are_features_as_they_are():
-    graph = make_graph(40, 30, 600, device="cuda")
-    (x,) = tensors("cuda", (30, 24), dtype=torch.float32, grad=False)
-    assert torch.equal(spmm(graph, x, reduce="max"), exactly(spmm, graph, x, reduce="max"))
+    assert torch.equal(function(graph, x), exactly(function, graph, x))
 
 
 @pytest.mark.gpu
@@ -104,14 +103,14 @@ def test_explain_tells_of_it():
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("medium")
-def test_layers_take_it_compiled_and_captured_too():
-    graph = make_graph(30, 30, 600, device="cuda")
+@pytest.mark.parametrize(
+    "make",  # one aggregates first: what is rounded is alike
+    [lambda: nn.SAGEConv(24, 32), lambda: nn.GATConv(24, 16, heads=4)],
+    ids=["sage", "gat"],
+)
+def test_layers_take_it_compiled_and_captured_too(make):
+    graph, layer = make_graph(30, 30, 600, device="cuda"), make().cuda()
     (x,) = tensors("cuda", (30, 24), dtype=torch.float32, grad=False)
-    layer = nn.SAGEConv(24, 32).cuda()  # one that aggregates first: what is rounded is alike
-    check_compiled_and_captured(layer, x, graph)
-
-
-def check_compiled_and_captured(layer, x, graph):
     with torch.no_grad():
         expected = layer(x, graph)
         assert not torch.equal(expected, exactly(layer, x, graph))
@@ -177,26 +176,6 @@ def test_scores_of_vectors_and_a_bias_are_as_if_made_apart(heads, feat, edges):
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("medium")
-def test_layers_of_attention_take_it_compiled_and_captured_too():
-    graph = make_graph(30, 30, 600, device="cuda")
-    (x,) = tensors("cuda", (30, 24), dtype=torch.float32, grad=False)
-    check_compiled_and_captured(nn.GATConv(24, 16, heads=4).cuda(), x, graph)
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("medium")
-def test_attention_between_rows_is_exact():
-    graph = make_graph(30, 30, 600, device="cuda")
-    x, att = tensors("cuda", (30, 4, 16), (4, 16), dtype=torch.float32, grad=False)
-    for call in (
-        lambda: gatv2_aggregate(graph, x, x, att),
-        lambda: dot_aggregate(graph, x, x, x),
-    ):
-        assert torch.equal(call(), exactly(call))
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("medium")
 @pytest.mark.parametrize("how", ["windows", "deterministic"])
 @pytest.mark.parametrize("weighted", [True, False])
 def test_gradients_of_kept_features_are_rounded_once(weighted, how, request):
@@ -205,8 +184,8 @@ def test_gradients_of_kept_features_are_rounded_once(weighted, how, request):
     graph = make_graph(40, 30, 600, device="cuda")
     x, grad, a = tensors("cuda", (30, 64), (40, 64), (graph.nnz,), dtype=torch.float32)
     given = (a.detach(),) if weighted else ()
-    y = maxk_aggregate(graph, x, 8, *given)
-    assert torch.equal(y, exactly(maxk_aggregate, graph, x, 8, *given))
+    y = autograd.maxk_aggregate(graph, x, 8, *given)
+    assert torch.equal(y, exactly(autograd.maxk_aggregate, graph, x, 8, *given))
     (dx,) = torch.autograd.grad(y, x, grad.detach(), retain_graph=True)
     (near,) = exactly(torch.autograd.grad, y, x, rounded(grad), retain_graph=True)
     torch.testing.assert_close(dx, near, rtol=2e-5, atol=2e-5)

@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autograd_cases import make_graph, naive_sddmm, naive_spmm, tensors  # noqa: E402
+from autograd_cases import captured, make_graph, naive_sddmm, naive_spmm, tensors  # noqa: E402
 
 from sparsefmt import COO, CSR, DtypeError, Graph, ShapeError, UnsupportedError, reorder  # noqa: E402
 from sparsefmt.autograd import edge_softmax, prepare, sddmm, spmm  # noqa: E402
@@ -136,7 +136,7 @@ def compiled(function):
     return torch.compile(function, fullgraph=True, backend="aot_eager")
 
 
-def step(graph, x, a=None, *, grad, reduce="sum", r=None, c=None, product=spmm):
+def step(graph, x, a=None, r=None, c=None, *, grad, reduce="sum", product=spmm):
     """The product and the gradients of what has any."""
     y = product(graph, x, a, reduce=reduce, row_scale=r, col_scale=c)
     inputs = [one for one in (x, a, r, c) if one is not None]
@@ -151,9 +151,8 @@ def test_compiled_code_goes_by_the_same_tiles(device):
     *given, grad = tensors(device, *shapes, dtype=torch.float32)
     grad = grad.detach()
     for count in (1, 2, 3, 4):
-        x, a, r, c = [*given[:count], None, None, None][:4]
-        expected = step(graph, x, a, r=r, c=c, grad=grad)
-        found = step(graph, x, a, r=r, c=c, grad=grad, product=compiled(spmm))
+        expected = step(graph, *given[:count], grad=grad)
+        found = step(graph, *given[:count], grad=grad, product=compiled(spmm))
         assert all(map(torch.equal, found, expected))
     torch._dynamo.reset()
 
@@ -418,20 +417,21 @@ def test_only_what_may_be_rounded_goes_by_tiles(twin):
 
 
 @pytest.mark.parametrize(
-    ("switch", "allowed"),
+    ("switch", "tf32", "bf16"),
     [
-        (lambda: torch.set_float32_matmul_precision("medium"), True),
-        (lambda: torch.set_float32_matmul_precision("highest"), False),
-        (lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True), True),
-        (lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", False), False),
+        (lambda: torch.set_float32_matmul_precision("medium"), True, True),
+        (lambda: torch.set_float32_matmul_precision("high"), True, False),
+        (lambda: torch.set_float32_matmul_precision("highest"), False, False),
+        (lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True), True, False),
+        (lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", False), False, False),
     ],
 )
-def test_every_switch_of_torch_is_heard(switch, allowed, monkeypatch):
+def test_every_switch_of_torch_is_heard(switch, tf32, bf16, monkeypatch):
     try:
         switch()
-        assert precision.tf32_is_allowed() is allowed
+        assert (precision.tf32_is_allowed(), precision.bf16_is_allowed()) == (tf32, bf16)
         monkeypatch.setattr(precision, "_precision", None)  # as in torch 2.8
-        assert precision.tf32_is_allowed() is allowed
+        assert (precision.tf32_is_allowed(), precision.bf16_is_allowed()) == (tf32, bf16)
     finally:
         torch.set_float32_matmul_precision("highest")
 
@@ -448,17 +448,6 @@ def test_so_are_those_after_which_torch_refuses_the_older_questions():
         torch.backends.cuda.matmul.fp32_precision = "ieee"
         torch.set_float32_matmul_precision("highest")
     assert not precision.tf32_is_allowed()
-
-
-@pytest.mark.parametrize("switch", ["highest", "high", "medium"])
-def test_medium_allows_bfloat16(switch, monkeypatch):
-    try:
-        torch.set_float32_matmul_precision(switch)
-        assert precision.bf16_is_allowed() is (switch == "medium")
-        monkeypatch.setattr(precision, "_precision", None)  # as in torch 2.8
-        assert precision.bf16_is_allowed() is (switch == "medium")
-    finally:
-        torch.set_float32_matmul_precision("highest")
 
 
 def test_every_kind_of_product_has_its_own_costs(twin, monkeypatch):
@@ -550,13 +539,12 @@ def assert_within(found, exact, size, *, terms, dtype, unit=UNIT):
 UNITS = SPMM_UNIT, SPMM_UNIT, UNIT, UNIT, UNIT
 
 
-def references(graph, given, grad, reduce):
-    """Product and gradients in float64, and the same of absolute values."""
+def references(function, given, grad):
+    """Return results and gradients in float64, and the same of absolute values."""
     found = []
     for change in (lambda one: one, torch.abs):
-        host = [None if one is None else change(one.detach().cpu().double()) for one in given]
-        leaves = [one.requires_grad_() for one in host if one is not None]
-        y = naive_spmm(graph, *host, reduce=reduce)
+        leaves = [change(one.detach().cpu().double()).requires_grad_() for one in given]
+        y = function(*leaves)
         found.append([y, *torch.autograd.grad(y, leaves, change(grad.cpu().double()))])
     return found
 
@@ -580,39 +568,25 @@ def counted_launches(monkeypatch, module):
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("tf32")
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 4], ids=["features", "values too", "scales too"])
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("dtype", [*NARROW, torch.float32], ids=str)
 def test_results_and_gradients_are_within_the_rounding_of_their_operands(
-    launches, dtype, reduce, weighted
+    launches, dtype, reduce, count
 ):
     for shape, index_dtype, feat in (((ROWS, COLS), np.int32, 64), ((900, 2500), np.int64, 33)):
         graph = dense_windows(*shape, device="cuda", index_dtype=index_dtype)
         prepare(graph, tile=TILE)
-        x, a, grad = tensors("cuda", (shape[1], feat), (graph.nnz,), (shape[0], feat), dtype=dtype)
-        a, grad = a if weighted else None, grad.detach()
-        before = len(launches)
-        found = step(graph, x, a, grad=grad, reduce=reduce)
-        assert len(launches) > before
-        exact, size = references(graph, (x, a), grad, reduce)
+        (rows, cols), before = shape, len(launches)
+        shapes = (cols, feat), (graph.nnz,), (rows,), (cols,), (rows, feat)
+        *given, grad = tensors("cuda", *shapes, dtype=dtype)
+        given, grad = given[:count], grad.detach()
+        found = step(graph, *given, grad=grad, reduce=reduce)
+        assert len(launches) > before or count == 4
+        exact, size = references(partial(naive_spmm, graph, reduce=reduce), given, grad)
+        terms = longest(graph) * feat if count == 4 else max(longest(graph), feat)
         for one, unit in zip(zip(found, exact, size, strict=True), UNITS, strict=False):
-            assert_within(*one, terms=max(longest(graph), feat), dtype=dtype, unit=unit)
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("tf32")
-@pytest.mark.parametrize("dtype", [*NARROW, torch.float32], ids=str)
-@pytest.mark.parametrize("reduce", ["sum", "mean"])
-def test_so_are_those_with_scales(reduce, dtype):
-    graph = dense_windows(device="cuda")
-    prepare(graph, tile=TILE)
-    shapes = (COLS, 48), (graph.nnz,), (ROWS,), (COLS,), (ROWS, 48)
-    *given, grad = tensors("cuda", *shapes, dtype=dtype)
-    x, a, r, c = given
-    found = step(graph, x, a, grad=grad.detach(), reduce=reduce, r=r, c=c)
-    exact, size = references(graph, given, grad.detach(), reduce)
-    for one, unit in zip(zip(found, exact, size, strict=True), UNITS, strict=True):
-        assert_within(*one, terms=longest(graph) * 48, dtype=dtype, unit=unit)
+            assert_within(*one, terms=terms, dtype=dtype, unit=unit)
 
 
 @pytest.mark.gpu
@@ -631,11 +605,7 @@ def test_so_are_products_at_the_entries(monkeypatch, dtype, heads):
             s = sddmm(one, x, y)
             assert len(counted) == before + 1
             found = [s.detach(), *torch.autograd.grad(s, (x, y), grad.detach())]
-            exact, size = [], []
-            for change, into in ((lambda one: one, exact), (torch.abs, size)):
-                leaves = [change(v.detach().cpu().double()).requires_grad_() for v in (x, y)]
-                s = naive_sddmm(one, *leaves)
-                into += [s, *torch.autograd.grad(s, leaves, change(grad.detach().cpu().double()))]
+            exact, size = references(partial(naive_sddmm, one), (x, y), grad.detach())
             for each in zip(found, exact, size, strict=True):
                 assert_within(*each, terms=max(longest(graph), feat), dtype=dtype)
 
@@ -648,11 +618,9 @@ def test_what_is_not_to_be_rounded_has_the_bits_of_cuda_cores(launches, reduce):
     for dtype in (torch.float32, torch.float64):
         shapes = (COLS, 32), (graph.nnz,), (ROWS,), (COLS,), (ROWS, 32)
         *given, grad = tensors("cuda", *shapes, dtype=dtype)
-        x, a, r, c = given
-        options = {"grad": grad.detach(), "reduce": reduce, "r": r, "c": c}
-        assert all(map(torch.equal, step(graph, x, a, **options), step(plain, x, a, **options)))
-        y = grad.detach()
-        assert torch.equal(sddmm(graph, y, x), sddmm(plain, y, x))
+        both = (step(one, *given, grad=grad.detach(), reduce=reduce) for one in (graph, plain))
+        assert all(map(torch.equal, *both))
+        assert torch.equal(*(sddmm(one, grad.detach(), given[0]) for one in (graph, plain)))
     assert not launches
 
 
@@ -709,20 +677,13 @@ def test_a_captured_step_replays_with_changed_inputs(launches, reduce, dtype):
         p = edge_softmax(graph, sddmm(graph, y, x))
         return [y, p, *torch.autograd.grad([y, p], given, [grad, torch.ones_like(p)])]
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        once(given)
-    torch.cuda.current_stream().wait_stream(side)
-    captured, before = torch.cuda.CUDAGraph(), len(launches)
-    with torch.cuda.graph(captured):
-        results = once(given)
-    assert len(launches) > before
+    replayed, results = captured(lambda: launches.clear() or once(given))
+    assert launches
     for _ in range(20):
         with torch.no_grad():
             for one in given:
                 one.copy_(torch.rand_like(one))
-        captured.replay()
+        replayed.replay()
         fresh = [one.detach().clone().requires_grad_() for one in given]
         assert all(map(torch.equal, results, once(fresh)))
 

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from autograd_cases import make_graph  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from laws.calls import Ops  # noqa: E402
 
 from sparsefmt import autograd, ops  # noqa: E402
 from sparsefmt.errors import DtypeError, ShapeError, UnsupportedError  # noqa: E402
@@ -32,18 +32,6 @@ CASES = {
     "propagate": ((lambda x, e: (x, x[:, 0].contiguous(), x[:1, 0])), {}, "spmm_csr_embedding_bag"),
     "aggregate_with_own": ((lambda x, e: (x, x[:1, 0])), {}, "spmm_csr_embedding_bag"),
 }
-
-
-class Seen(TorchDispatchMode):
-    """The ops that the dispatcher sees, in order."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func.name())
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture
@@ -71,9 +59,9 @@ def test_explain_runs_the_function_and_nothing_else(graph, x, name):
     args = arguments(x, torch.rand(graph.nnz))
     call = getattr(autograd, name)
     call(graph, *args, **options)  # what is kept with a graph is made once
-    with Seen() as plain:
+    with Ops() as plain:
         call(graph, *args, **options)
-    with Seen() as explained:
+    with Ops() as explained:
         ops.explain(name, graph, *args, **options)
     assert explained.names == plain.names
 

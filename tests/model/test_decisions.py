@@ -1,16 +1,20 @@
-"""What a plan says of captures and of the order of vertices, and that it is right to follow it."""
+"""What a plan says of captures, orders of vertices and tiles, and that it is right to follow it."""
 
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from autograd_cases import make_graph  # noqa: E402
+from torch import nn  # noqa: E402
 
-from sparsefmt import Graph, optimize, power_law  # noqa: E402
-from sparsefmt.model import decisions  # noqa: E402
-from sparsefmt.nn import GCNConv, capture  # noqa: E402
+from sparsefmt import COO, Graph, optimize, power_law  # noqa: E402
+from sparsefmt.autograd import prepare  # noqa: E402
+from sparsefmt.autograd.tensors.prepare import has_tiles  # noqa: E402
+from sparsefmt.model import decisions, optimizing  # noqa: E402
+from sparsefmt.nn import GCNConv, SAGEConv, capture  # noqa: E402
 
 N = 60
 
@@ -43,18 +47,20 @@ def test_a_device_that_is_busy_needs_no_capture(monkeypatch):
     assert "busy" in found.reason
 
 
-def test_on_the_cpu_nothing_is_captured():
-    *_, found = planned(steps=1000)
-    assert not found.launching.chosen
-    assert "CPU" in found.launching.reason
-    assert found.launching.explain() in found.explain()
+def test_on_the_cpu_nothing_is_captured_and_there_are_no_tiles():
+    found, graph, _ = tiled("cpu")
+    for decision, reason in ((found.launching, "CPU"), (found.tiling, "tensor cores")):
+        assert not decision.chosen
+        assert reason in decision.reason
+        assert decision.explain() in found.explain()
+    assert not has_tiles(graph)
     assert "capture: none" in str(found)
 
 
 def test_without_features_nothing_is_decided():
     step = decisions.TimedStep(None, None, [], [], nullcontext, 10)
-    found = decisions.decide_capture(step)
-    assert "features" in found.reason
+    for decide in (decisions.decide_capture, decisions.decide_tiles):
+        assert "features" in decide(step).reason
 
 
 @pytest.mark.gpu
@@ -120,3 +126,143 @@ def test_an_edge_index_is_ordered_as_its_graph(monkeypatch):
     edges = torch.randint(N, (2, 300))
     found = optimize(GCNConv(8, 8), edges, x=torch.randn(N, 8), steps=100, mode="model")
     assert len(found.ordering.order) == N
+
+
+# Tiles: refused, and on a GPU kept or dropped as timed
+
+FEAT = 64
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = GCNConv(FEAT, FEAT), SAGEConv(FEAT, FEAT)
+
+    def forward(self, x, graph):
+        return self.last(self.first(x, graph).relu(), graph)
+
+
+def dense_blocks(device, blocks=256, size=64):
+    """A graph of communities in which all know one another: tiles are full."""
+    n = blocks * size
+    row = np.repeat(np.arange(n, dtype=np.int32), size)
+    col = row // size * size + np.tile(np.arange(size, dtype=np.int32), n)
+    return Graph(COO(row, col, shape=(n, n)).to(device))
+
+
+def tiled(device, dtype=torch.float32, graph=None, steps=10_000, **options):
+    graph = dense_blocks(device, 4) if graph is None else graph
+    torch.manual_seed(0)
+    model = Net().to(device, dtype)
+    x = torch.randn(graph.shape[1], FEAT, device=device, dtype=dtype)
+    expected = model(x, graph)
+    found = optimize(model, graph, x=x, training=True, steps=steps, **options)
+    near = 0.05 if dtype is torch.float16 else 1e-4
+    torch.testing.assert_close(model(x, graph), expected, rtol=near, atol=near)
+    names = {kernel.chosen.name for kernel in found.kernels()}
+    return found, graph, names
+
+
+def test_without_steps_nothing_is_decided():
+    graph = dense_blocks("cpu", 1)
+    found = optimize(Net(), graph, x=torch.randn(graph.shape[1], FEAT))
+    assert found.tiling is None
+    assert "tiles" not in str(found)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("dtype", "reason"), [(torch.float32, "high"), (torch.float64, "float64")], ids=str
+)
+def test_what_would_be_rounded_has_none(dtype, reason):
+    found, graph, _ = tiled("cuda", dtype)
+    assert reason in found.tiling.reason
+    assert not has_tiles(graph)
+
+
+@pytest.mark.gpu
+def test_few_steps_do_not_pay_for_them():
+    found, graph, _ = tiled("cuda", torch.float16, steps=1)
+    assert "longer" in found.tiling.reason
+    assert not has_tiles(graph)
+
+
+def clock(monkeypatch, *seconds):
+    """Run what is timed, and say that it took so long."""
+    times = iter(seconds)
+    monkeypatch.setattr(decisions, "BUILDING", (0.0, 0.0))
+    monkeypatch.setattr(decisions, "seconds_of", lambda run, like: run() is None or next(times))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pays", [True, False])
+def test_tiles_that_pay_are_kept_until_the_plan_is_undone(monkeypatch, pays):
+    first, last = (2.0, 1.0) if pays else (1.0, 2.0)
+    clock(monkeypatch, *[first] * 3, 3.0 if pays else last, *[last] * 2)
+    found, graph, names = tiled("cuda", torch.float16, dense_blocks("cuda"))
+    assert found.tiling.chosen == pays
+    assert found.tiling.measured == (first, last)
+    assert any("sgt" in name for name in names) == has_tiles(graph) == pays
+    if pays:
+        assert found.tiling.seconds > 2.0  # and what the first step took longer
+    found.restore()
+    assert not has_tiles(graph)
+
+
+@pytest.mark.gpu
+def test_an_error_while_tiles_are_timed_drops_them(monkeypatch):
+    calls = []
+
+    def failing(run, like):
+        calls.append(run)
+        if len(calls) > 3:
+            raise RuntimeError("a kernel failed")
+        return 1.0
+
+    graph = dense_blocks("cuda")
+    monkeypatch.setattr(decisions, "seconds_of", failing)
+    monkeypatch.setattr(decisions, "BUILDING", (0.0, 0.0))
+    with pytest.raises(RuntimeError, match="a kernel failed"):
+        tiled("cuda", torch.float16, graph)
+    assert not has_tiles(graph)
+
+
+@pytest.mark.gpu
+def test_tiles_of_the_users_stay(monkeypatch):
+    graph = dense_blocks("cuda")
+    prepare(graph, tile=(32, 16))
+    found, _, _ = tiled("cuda", torch.float16, graph)
+    assert "already" in found.tiling.reason
+    assert has_tiles(graph)
+
+
+# Kernels
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_explaining_runs_the_model_as_planned_and_leaves_no_trace(device):
+    found, _, _ = tiled(device)
+    assert found.kernels() == ()  # the features are gone
+    graph = dense_blocks(device, 4)
+    model, x = Net().to(device), torch.randn(graph.shape[1], FEAT, device=device)
+    found = optimize(model, graph, x=x)
+    plans = dict(found.layers)
+    found.kernels()  # what is computed once of a graph
+    names = [kernel.op for kernel in found.kernels()]
+    assert "spmm" in names
+    assert len(names) == len({str(kernel) for kernel in found.kernels()})
+    assert "kernels of a forward:" in found.explain()
+    assert str(found.kernels()[0]) in found.explain()
+    assert found.layers == plans
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_the_graphs_that_layers_multiply_with_are_found(monkeypatch):
+    seen = []
+    monkeypatch.setattr(optimizing, "decide_tiles", lambda step: seen.append(step))
+    found, graph, _ = tiled("cpu")
+    (step,) = seen
+    assert step.plans == list(found.layers.values())
+    shapes = {one.nnz for one in step.graphs}
+    assert shapes <= {graph.nnz}  # all have loops already
+    assert step.graphs

@@ -41,6 +41,26 @@ def both(make, device="cpu"):
     return made
 
 
+class SparseTensor:
+    """What torch_sparse.SparseTensor has that is read here."""
+
+    def __init__(self, indptr, indices, value, sizes, looped=False):
+        self.parts, self.sizes, self.looped = (indptr, indices, value), sizes, looped
+
+    def csr(self):
+        return self.parts
+
+    def sparse_sizes(self):
+        return self.sizes
+
+    def set_diag(self):
+        return SparseTensor(*self.parts, self.sizes, looped=True)
+
+    def set_value(self, value, layout):
+        assert layout == "coo"
+        return self.looped, value
+
+
 def is_made(parameter):
     """Return True if it has met features, without which it is of no size."""
     return not isinstance(parameter, UninitializedParameter)

@@ -10,10 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn")
 
-from pyg_cases import make  # noqa: E402
-from torch_geometric.data import Batch, HeteroData  # noqa: E402
+from pyg_cases import assert_same, make  # noqa: E402
+from torch_geometric.data import HeteroData  # noqa: E402
 from torch_geometric.explain.algorithm.utils import clear_masks, set_masks  # noqa: E402
-from torch_geometric.utils import get_embeddings, get_num_hops, trim_to_layer  # noqa: E402
+from torch_geometric.utils import get_embeddings, get_num_hops  # noqa: E402
 
 from sparsefmt import Graph, UnsupportedError, nn  # noqa: E402
 from sparsefmt.nn import replace_layers  # noqa: E402
@@ -52,12 +52,6 @@ def relations(lib):
     }
 
 
-def assert_alike(expected, found):
-    assert list(expected) == list(found)
-    for key, one in expected.items():
-        assert torch.allclose(found[key], one, rtol=0, atol=1e-10)
-
-
 def runner(given, *more):
     """Return what runs a model of these types, and draws what waited for a width."""
 
@@ -92,9 +86,7 @@ def assert_trains_alike(theirs, ours, run, features):
         found, wanted = run(model, leaves), [*model.parameters(), *leaves.values()]
         loss = sum((k + 1) * (y**2).sum() for k, y in enumerate(found.values()))
         steps.append((found, torch.autograd.grad(loss, wanted, materialize_grads=True)))
-    assert_alike(*(found for found, _ in steps))
-    for one, other in zip(*(grads for _, grads in steps), strict=True):
-        assert torch.allclose(other, one, atol=1e-9)
+    assert_same(*steps)
 
 
 @pytest.mark.parametrize("aggr", ["sum", "mean", "max", "cat", None])
@@ -103,26 +95,11 @@ def test_hetero_conv_is_pyg_s(device, aggr):
     run = runner(given)
     theirs, ours = pair(lambda lib: pyg.HeteroConv(relations(lib), aggr=aggr), run, device)
     if aggr is None:
-        assert_alike(run(theirs, given.x_dict), run(ours, given.x_dict))
+        assert_same(run(theirs, given.x_dict), run(ours, given.x_dict))
     else:
         assert_trains_alike(theirs, ours, run, given.x_dict)
         graphs = Graph.from_pyg(given)
-        assert_alike(run(theirs, given.x_dict), ours(given.x_dict, graphs))
-
-
-def of_edges(lib):
-    of_authors = lib.GATv2Conv((4, 6), 8, edge_dim=2, add_self_loops=False)
-    layers = {CITES: lib.GINEConv(torch.nn.Linear(6, 8), edge_dim=2), WRITES: of_authors}
-    return pyg.HeteroConv(layers)
-
-
-def test_hetero_conv_hands_on_features_of_edges(device):
-    given = data(device=device)
-
-    def run(model, x=given.x_dict):
-        return model(x, given.edge_index_dict, edge_attr_dict=given.edge_attr_dict)
-
-    assert_trains_alike(*pair(of_edges, run, device), run, given.x_dict)
+        assert_same(run(theirs, given.x_dict), ours(given.x_dict, graphs))
 
 
 class Residual(torch.nn.Module):
@@ -151,40 +128,23 @@ class Residual(torch.nn.Module):
         return x
 
 
+@pytest.mark.covering("kind", "aggr", "way", one_in=2)
+@pytest.mark.parametrize("way", ["ours", "replaced while lazy", "replaced once drawn"])
 @pytest.mark.parametrize("aggr", ["sum", "max"])
 @pytest.mark.parametrize("kind", ["sage", "gin", "gine", "gat", "gatv2", "transformer"])
-def test_to_hetero_takes_our_layers_as_pyg_s(device, kind, aggr):
+def test_to_hetero_takes_our_layers_as_pyg_s(device, kind, aggr, way):
     given = data(device=device)
     run = runner(given, given.edge_attr_dict)
 
     def build(lib):
-        return pyg.to_hetero(Residual(lib, kind), given.metadata(), aggr=aggr)
+        model = Residual(lib if way == "ours" else pyg, kind)
+        model = pyg.to_hetero(model, given.metadata(), aggr=aggr)
+        return replace_layers(model).model if lib is nn and "lazy" in way else model
 
     theirs, ours = pair(build, run, device)
+    if "drawn" in way:
+        replace_layers(ours)
     assert sum(type(one).__module__ == "sparsefmt.nn" for one in ours.modules()) == 8
-    assert_trains_alike(theirs, ours, run, given.x_dict)
-
-
-@pytest.mark.parametrize("kind", ["sage", "gat", "gatv2", "transformer"])
-@pytest.mark.parametrize("when", ["lazy", "drawn"])
-def test_what_to_hetero_made_is_pyg_s_with_our_layers(device, kind, when):
-    given = data(device=device)
-    models = []
-    for _ in range(2):
-        torch.manual_seed(5)
-        models.append(pyg.to_hetero(Residual(pyg, kind), given.metadata(), aggr="mean").double())
-        models[-1].to(device)
-    theirs, ours = models
-
-    run = runner(given, given.edge_attr_dict)
-    for model in (*models, None) if when == "drawn" else (None, *models):
-        if model is None:
-            report = replace_layers(ours)
-        else:
-            run(model)  # draws what waited for a width
-    assert len(report.replaced) == 8
-    assert not report.left
-    ours.load_state_dict(theirs.state_dict())
     assert_trains_alike(theirs, ours, run, given.x_dict)
 
 
@@ -305,39 +265,3 @@ for kind in (nn.SAGEConv, nn.GATConv, Both, Ours):
 assert Both(2, 2).lines == 3
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-
-
-def test_batches_of_hetero_data(device):
-    batch = Batch.from_data_list([data(k, (12 - k, 9, 5 + k), device=device) for k in range(3)])
-    theirs = pyg.HeteroConv(relations(pyg)).double().to(device)
-    expected = theirs(batch.x_dict, batch.edge_index_dict)
-    ours = replace_layers(theirs).model
-    assert_alike(expected, ours(batch.x_dict, batch.edge_index_dict))
-
-
-def test_pieces_of_a_loader_are_bipartite(device):
-    """As a NeighborLoader gives them: seeds first, and fewer nodes and edges for each layer."""
-    given = data(device=device)
-    nodes = {name: [given[name].num_nodes - 4, 2, 2] for name in WIDTHS}
-    kept = {}
-    for edge_type in given.edge_types:
-        source, _, target = edge_type
-        edges = given[edge_type].edge_index
-        # The second half of the edges belongs to the second hop, the sources of the first lie near.
-        first = edges % torch.tensor([[nodes[source][0]], [nodes[target][0]]], device=device)
-        half = edges.shape[1] // 2
-        given[edge_type].edge_index = torch.cat([first[:, :half], edges[:, half:]], dim=1)
-        kept[edge_type] = [half, edges.shape[1] - half]
-    for lib in (pyg, nn):
-        torch.manual_seed(5)
-        model = pyg.HeteroConv(relations(lib)).double().to(device)
-        x, edges = given.x_dict, given.edge_index_dict
-        found = []
-        for layer in range(2):
-            x, edges, _ = trim_to_layer(layer, nodes, kept, x, edges)
-            torch.manual_seed(6)
-            found.append(model(x, edges))
-        if lib is pyg:
-            expected = found
-    for one, other in zip(expected, found, strict=True):
-        assert_alike(one, other)

@@ -8,13 +8,7 @@ pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not i
 from pyg_cases import assert_same, both, numbers, outcome  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from sparsefmt import Graph, nn  # noqa: E402
-from sparsefmt.autograd import (  # noqa: E402
-    dot_aggregate,
-    gat_aggregate,
-    gatv2_aggregate,
-    prepare,
-)
+from sparsefmt import Graph, autograd, nn  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -96,9 +90,9 @@ def test_so_does_that_of_two_sets_of_vertices(device, name):
 
 
 FUNCTIONS = {
-    "gat": lambda index, h: gat_aggregate(index, h, h[..., 0], h[..., 1], dropout=0.5, seed=3),
-    "gatv2": lambda index, h: gatv2_aggregate(index, h, h, torch.ones_like(h[0])),
-    "dot": lambda index, h: dot_aggregate(index, h, h, dropout=0.5, seed=3),
+    "gat": lambda e, h: autograd.gat_aggregate(e, h, h[..., 0], h[..., 1], dropout=0.5, seed=3),
+    "gatv2": lambda e, h: autograd.gatv2_aggregate(e, h, h, torch.ones_like(h[0])),
+    "dot": lambda e, h: autograd.dot_aggregate(e, h, h, dropout=0.5, seed=3),
 }
 
 
@@ -118,11 +112,9 @@ def test_gradients_are_those_out_of_place(device, name, shape):
 
 
 def test_a_result_that_nobody_writes_to_is_not_computed_again(device, monkeypatch):
-    from sparsefmt.autograd import attention
-
     calls, name = [], "GAT_OF_VECTORS_WITH_STATISTICS"
-    forward = getattr(attention, name)
-    monkeypatch.setattr(attention, name, lambda *args: calls.append(1) or forward(*args))
+    forward = getattr(autograd.attention, name)
+    monkeypatch.setattr(autograd.attention, name, lambda *args: calls.append(1) or forward(*args))
     x = numbers(N, FEAT, device=device).requires_grad_()
     conv = nn.GATConv(FEAT, 5, heads=HEADS).double().to(device)
     conv(x, edges(device)).relu().sum().backward()
@@ -137,7 +129,7 @@ def test_a_result_that_nobody_writes_to_is_not_computed_again(device, monkeypatc
 )
 def test_traced_code_may_write_in_place(name):
     graph = Graph.from_edge_index(edges("cpu"), num_nodes=N)
-    prepare(graph)
+    autograd.prepare(graph)
     layer = LAYERS[name](nn).double()
     found, x = [], numbers(N, FEAT).requires_grad_()
     torch._dynamo.reset()
@@ -152,7 +144,7 @@ def test_what_backward_reads_may_not_change(device):
     """Features are not the result: torch's check of them stays."""
     x = numbers(N, FEAT, device=device).requires_grad_()
     h = x * 1
-    y = dot_aggregate(edges(device), h, h)
+    y = autograd.dot_aggregate(edges(device), h, h)
     h.zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()

@@ -290,3 +290,74 @@ def test_a_loop_that_is_not_added_adds_nothing(device, options):
         assert y[:, 0].tolist() == [float("inf"), float("inf"), 2.0]
         (found,) = torch.autograd.grad(y[2].sum(), x)
         assert found.isfinite().all()
+
+
+# Between two sets of vertices; results are PyG's in ``test_pyg_arguments``
+
+OF_TARGETS = 3
+PAIRS = {
+    "sage": lambda: ours.SAGEConv(FEAT, OUT),
+    "sage of two widths": lambda: ours.SAGEConv((FEAT, OF_TARGETS), OUT),
+    "gin": lambda: ours.GINConv(Linear(FEAT, OUT), train_eps=True),
+    "gat": lambda: ours.GATConv(FEAT, OUT, heads=2),
+    "gat of two widths": lambda: ours.GATConv((FEAT, OF_TARGETS), OUT, heads=2, concat=False),
+    "gatv2": lambda: ours.GATv2Conv(FEAT, OUT, heads=2),
+    "gatv2 of two widths": lambda: ours.GATv2Conv((FEAT, OF_TARGETS), OUT),
+    "gatv2 with one weight": lambda: ours.GATv2Conv(FEAT, OUT, share_weights=True),
+}
+
+
+def ends(name, device="cpu", dtype=torch.float64):
+    """Features of 9 sources and of 5 targets, and edges."""
+    wide = OF_TARGETS if "two widths" in name else FEAT
+    x = tuple(numbers(n, k, device=device, dtype=dtype) for n, k in ((9, FEAT), (5, wide)))
+    return x, torch.stack([torch.arange(40) % n for n in (9, 5)]).to(device)
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if "gcn" not in name], indirect=True)
+def test_maxk_and_samples_between_one_set_are_those_of_the_layer(device, name):
+    """A tuple of other tensors goes another way than one tensor."""
+    layer, x = made(name, device, torch.float64), numbers(N, FEAT, device=device).double()
+    graph = graph_of("some", device)
+    layer.eval()
+    torch.testing.assert_close(layer((x, x.clone()), graph), layer(x, graph))
+
+
+@pytest.mark.parametrize("name", PAIRS, indirect=True)
+def test_autocast_narrows_both_ends(device, name):
+    x, edges = ends(name, device, torch.float32)
+    layer = made(name, device, layers=PAIRS)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        y = layer(x, edges)
+    assert y.dtype is torch.bfloat16
+    y.float().sum().backward()
+    assert all(one.grad.dtype is torch.float32 for one in x)
+
+
+@pytest.mark.parametrize("name", ["sage", "gin", "gat", "gatv2"], indirect=True)
+def test_ends_that_do_not_fit_are_refused(name):
+    mine, (x, given) = made(name, dtype=torch.float64, layers=PAIRS), ends(name)
+    graph = Graph.from_edge_index(given, num_nodes=(9, 5))
+    for call, error, text in (
+        (lambda: mine(x[0], graph), ShapeError, "graph has shape .5, 9.: a layer .* x_target"),
+        (lambda: mine((*x, x[0]), graph), ShapeError, "x has 3 parts: give"),
+        (lambda: mine(x[::-1], graph), ShapeError, r"x\[0\] has shape .5, 6. but .* 9 columns"),
+        (lambda: mine((x[0], x[0]), graph), ShapeError, r"x\[1\] has shape .* 5 rows"),
+        (lambda: mine((x[0], "x"), graph), DtypeError, r"x\[1\] is a str: give a torch.Tensor"),
+        (lambda: mine((None, x[1]), graph), DtypeError, r"x\[0\] is a NoneType"),
+        (lambda: mine((x[0].long(), x[1]), graph), DtypeError, r"x\[0\] is torch.int64"),
+        (lambda: mine((x[0].to_sparse(), x[1]), graph), UnsupportedError, r"x\[0\] has layout"),
+        (lambda: mine((x[0], x[1][:, :3]), graph), ShapeError, r"x\[1\] has 3 features but"),
+        (lambda: mine((x[0], x[1].float()), graph), DtypeError, r"x\[1\] is torch.float32 but"),
+        (lambda: mine(x, graph, size=(9, 6)), ShapeError, "features of targets have shape .5,"),
+        (lambda: mine((x[0], None), graph, size=(9, 6)), ShapeError, "the graph has 5 targets"),
+        (lambda: mine(x, given, size=(8, 5)), ShapeError, "features of sources have shape .9, "),
+        (lambda: mine(x, graph, size=9), ShapeError, "size is 9: give .n_source, n_target."),
+        (lambda: mine(x, graph, size=(9, True)), ShapeError, "size is .9, True.: give"),
+        (lambda: mine(x, graph, size=(9, -1)), ShapeError, "counts cannot be negative"),
+    ):
+        with pytest.raises(error, match=text):
+            call()
+    if name == "gatv2":
+        with pytest.raises(DtypeError, match=r"x\[1\] is None: scores are of both ends"):
+            mine((x[0], None), given)

@@ -1,6 +1,7 @@
-"""GCN, SAGE and GIN: MaxK, factors that graphs keep, networks of users, dtypes, pickles."""
+"""GCN, SAGE and GIN: MaxK, samples, kept factors, networks of users, dtypes, pickles."""
 
 import gc
+import itertools
 import warnings
 import weakref
 
@@ -9,6 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from autograd_cases import entries, naive_spmm  # noqa: E402
+from laws.calls import assert_same, shares  # noqa: E402
 from torch.nn import Linear, ReLU, Sequential  # noqa: E402
 
 from sparsefmt import CSR, DeviceError, DtypeError, Graph, ShapeError, UnsupportedError  # noqa: E402
@@ -21,6 +24,8 @@ from sparsefmt.nn import (  # noqa: E402
     MaxK,
     SAGEConv,
 )
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 N, F_IN, F_OUT = 9, 6, 8
 
@@ -56,19 +61,6 @@ def gradients(layer, x, *args):
     """The result, and the gradients of the features and of all parameters."""
     y = layer(x, *args)
     return [y, *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])]
-
-
-def assert_same(mine, other):
-    for one, two in zip(mine, other, strict=True):
-        torch.testing.assert_close(one, two)
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_keeping_every_feature_changes_nothing(device, name):
-    graph, x = square_graph(device), features(device)
-    plain, layer = LAYERS[name]().to(device), LAYERS[name](k=F_IN if name == "gin" else F_OUT)
-    layer.to(device).load_state_dict(plain.state_dict())
-    assert_same(gradients(layer, x, graph), gradients(plain, x, graph))
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -288,17 +280,6 @@ def test_gin_sums_in_autocasts_dtype(device, sample):
             torch.testing.assert_close(y, layer(x.to(dtype), graph))
 
 
-def test_gcn_meets_inf_as_pygs_does(device):
-    pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
-    graph, x = square_graph(), features(device, grad=False)
-    mine, other = GCNConv(F_IN, F_OUT).to(device), pyg.GCNConv(F_IN, F_OUT).to(device)
-    mine.load_state_dict(other.state_dict())
-    x[0, 0] = float("inf")  # h of vertex 0, which has a loop, is inf or -inf throughout
-    edges = torch.from_numpy(np.stack([graph.coo.col, graph.coo.row]).astype(np.int64)).to(device)
-    with torch.no_grad():
-        torch.testing.assert_close(mine(x, graph.to(device)), other(x, edges), equal_nan=True)
-
-
 @pytest.mark.parametrize("name", ["gcn", "gin"])
 def test_the_choice_is_made_once(device, name, monkeypatch):
     """Under autocast 1 and 1 + 2**-12 are equal: both terms then take the first."""
@@ -334,26 +315,16 @@ def test_gin_with_k_saves_what_it_keeps_only(train_eps):
     assert (N, F_IN) not in shapes
 
 
-def test_gin_is_reset_as_pygs_is():
-    class Parts(torch.nn.Module):
-        """Cannot be reset itself, and nests."""
-
-        def __init__(self):
-            super().__init__()
-            self.inner = mlp()
-
-    for train_eps in (False, True):
-        layer = GINConv(Parts(), eps=0.25, train_eps=train_eps)
-        before = layer.nn.inner[0].weight.detach().clone()
-        with torch.no_grad():
-            layer.eps.fill_(3)
-        layer.reset_parameters()
-        assert layer.eps.item() == 0.25
-        assert not torch.equal(layer.nn.inner[0].weight, before)
-    linear = Linear(F_IN, F_OUT)
-    before = linear.weight.detach().clone()
-    GINConv(linear).reset_parameters()
-    assert not torch.equal(linear.weight, before)
+@pytest.mark.parametrize("train_eps", [False, True])
+def test_gin_is_reset_with_a_network_that_cannot_be_reset_itself(train_eps):
+    """What can is reset as PyG's in ``test_pyg_arguments``."""
+    layer = GINConv(torch.nn.ModuleDict({"inner": mlp()}), eps=0.25, train_eps=train_eps)
+    before = layer.nn["inner"][0].weight.detach().clone()
+    with torch.no_grad():
+        layer.eps.fill_(3)
+    layer.reset_parameters()
+    assert layer.eps.item() == 0.25
+    assert not torch.equal(layer.nn["inner"][0].weight, before)
 
 
 def test_tracers_of_torch_that_take_no_operation_of_ours_say_so():
@@ -383,3 +354,124 @@ def test_a_layer_over_a_graph_is_exported(name):
     model = Model()
     exported = torch.export.export(model, (x,), strict=False).module()
     torch.testing.assert_close(exported(x), model(x))
+
+
+# A sample of each row, in evaluation and in training
+
+STRATEGIES = ("bucket", "fastrand", "random")
+
+
+def long_graph(device="cpu", *, weighted=False, loops=True, dtype=np.float64):
+    """Of the vertices that ``features`` are for; 12 entries a row in the mean, an empty row."""
+    rng = np.random.default_rng(5)
+    row = np.sort(rng.choice([0, 2, 3, 4, 5, 6, 7, 8], 12 * N))
+    col = rng.integers(0, N, len(row))
+    col[row == col] = (col[row == col] + 1) % N
+    if loops:
+        at = np.searchsorted(row, [0, 4])
+        row, col = np.insert(row, at, [0, 4]), np.insert(col, at, [0, 4])
+    indptr = np.searchsorted(row, np.arange(N + 1)).astype(np.int32)
+    data = rng.random(len(row)).astype(dtype) if weighted else None
+    return Graph(CSR(indptr, col.astype(np.int32), data, shape=(N, N))).to(device)
+
+
+def doubles(name, device="cpu", **options):
+    """A layer in float64, without kinks."""
+    layer = LAYERS[name](**options)
+    if name == "gin":
+        layer.nn = Linear(F_IN, F_OUT)
+    return layer.to(device, torch.float64)
+
+
+def expected(layer, x, graph, w, share):
+    """What a layer computes of entries with these shares, in dense float64 products."""
+    x = x.detach().cpu().double()
+    a = torch.ones(graph.nnz, dtype=torch.float64) if w is None else w.detach().cpu()
+    own = {name: one.detach().cpu() for name, one in layer.state_dict().items()}
+    if isinstance(layer, SAGEConv):
+        mean = naive_spmm(graph, x, a * share)
+        return mean @ own["lin_l.weight"].T + own["lin_l.bias"] + x @ own["lin_r.weight"].T
+    if isinstance(layer, GINConv):
+        y = naive_spmm(graph, x, a * share) + (1 + own["eps"]) * x
+        return y @ own["nn.weight"].T + own["nn.bias"]
+    rows, cols = entries(graph)
+    missing = torch.ones(N, dtype=torch.float64)
+    missing[rows[rows == cols]] = 0
+    degree = missing + torch.zeros_like(missing).index_add(0, rows, a)
+    r, h = degree.rsqrt(), x @ own["lin.weight"].T
+    return naive_spmm(graph, h, a * share, r, r) + (missing / degree)[:, None] * h + own["bias"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_computes_with_the_sample_and_the_normalisation_of_all(device, name, strategy):
+    x = features(device, dtype=torch.float64)
+    for loops, weighted, given, training in itertools.product((False, True), repeat=4):
+        graph = long_graph(device, weighted=weighted, loops=loops)
+        own = torch.from_dlpack(graph.csr.data).clone() if weighted else None
+        w = torch.rand(graph.nnz, dtype=torch.float64, device=device) if given else None
+        factors = {"mean": True} if name == "sage" else {"rescale": True}
+        width = {"training_sample": 5} if training else {"sample": 5}
+        layer = doubles(name, device, **width, strategy=strategy).train(training)
+        torch.manual_seed(3)
+        seed = int(torch.randint(2**63 - 1, (1,), device=device))
+        torch.manual_seed(3)
+        y = layer(x, graph, edge_weight=w)
+        exact = expected(
+            *(layer, x, graph, own if w is None else w),
+            shares(graph, 5, "random" if training else strategy, seed, **factors),
+        )
+        torch.testing.assert_close(y.detach().cpu(), exact)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_sample_of_everything_is_the_layer_without(device, name):
+    x = features(device, dtype=torch.float64)
+    for loops, weighted, training in itertools.product((False, True), repeat=3):
+        graph = long_graph(device, weighted=weighted, loops=loops)
+        plain = doubles(name, device)
+        layer = doubles(name, device, sample=2**40, training_sample=10**30).train(training)
+        layer.load_state_dict(plain.state_dict())
+        assert_same(gradients(layer, x, graph), gradients(plain, x, graph))
+        w = torch.rand(graph.nnz, dtype=torch.float64, device=device, requires_grad=True)
+        y, z = layer(x, graph, edge_weight=w), plain(x, graph, edge_weight=w)
+        assert_same(
+            [y, *torch.autograd.grad(y.sum(), (x, w))], [z, *torch.autograd.grad(z.sum(), (x, w))]
+        )
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_training_draws_and_evaluation_does_not(device, name):
+    graph, x = long_graph(device), features(device)
+    plain = LAYERS[name]().to(device)
+    both = LAYERS[name](sample=3, training_sample=4).to(device)
+    inference, training = (
+        LAYERS[name](**{key: 3}).to(device) for key in ("sample", "training_sample")
+    )
+    for layer in (both, inference, training):
+        layer.load_state_dict(plain.state_dict())
+    whole = plain(x, graph)
+    for layer in (both, training):
+        first, second = layer(x, graph), layer(x, graph)
+        assert not torch.equal(first, second)
+        torch.manual_seed(3)
+        drawn = layer(x, graph)
+        torch.manual_seed(3)
+        assert torch.equal(drawn, layer(x, graph))
+    assert torch.equal(inference(x, graph), whole)  # trains on all entries
+    for layer in (both, inference, training):
+        layer.eval()
+    assert torch.equal(training(x, graph), whole)
+    assert torch.equal(both(x, graph), inference(x, graph))
+    assert not torch.equal(both(x, graph), whole)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_state_dict_and_a_repr_know_what_is_weights_and_what_is_not(name):
+    plain, layer = LAYERS[name](), LAYERS[name](sample=64, training_sample=8, strategy="bucket")
+    assert [*layer.state_dict()] == [*plain.state_dict()]
+    layer.load_state_dict(plain.state_dict())
+    assert repr(layer).endswith(", sample=64, training_sample=8, strategy='bucket')")
+    assert repr(LAYERS[name](training_sample=8)).endswith(", training_sample=8)")
+    assert repr(layer).startswith(repr(plain)[:-1].split("(nn=")[0])
+    assert "sample" not in repr(plain)

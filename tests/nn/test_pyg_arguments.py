@@ -4,8 +4,10 @@ A row of ``ROWS`` is a layer.  What PyG's constructor and forward take is read f
 signatures: an argument that no row has fails here.
 """
 
+import copy
 import inspect
 import itertools
+import pickle
 from functools import partial
 
 import pytest
@@ -30,7 +32,8 @@ from pyg_attention_cases import ATTENTION  # noqa: E402
 from pyg_cases import assert_same, both, is_made, make, numbers, outcome, seed  # noqa: E402
 from torch.nn import Linear, ReLU, Sequential  # noqa: E402
 
-from sparsefmt import Graph, UnsupportedError, nn  # noqa: E402
+from sparsefmt import Graph, ShapeError, UnsupportedError, nn  # noqa: E402
+from sparsefmt.model.maps import read_map  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -389,3 +392,98 @@ def test_what_only_pygs_can_is_refused_by_name(name):
         given = {key: value.float() for key, value in given.items()}
         with pytest.raises(UnsupportedError, match="flow is 'target_to_source' beside features"):
             row.make(nn, flow=UPSTREAM)((x, x.clone()), graph, **given)
+
+
+# Layers that are made at their first features
+
+LAZY = {
+    "gcn": lambda library, width: library.GCNConv(width, OUT),
+    "sage": lambda library, width: library.SAGEConv(width, OUT),
+    "sage of pairs": lambda library, width: library.SAGEConv((width, width), OUT),
+    "sage of one width": lambda library, width: library.SAGEConv((width, FEAT), OUT),
+    "sg": lambda library, width: library.SGConv(width, OUT),
+    "gine": lambda library, width: library.GINEConv(Linear(FEAT, OUT), edge_dim=width),
+}
+
+
+def called(layer):
+    x, edges = numbers(N, FEAT), directed()
+    beside = [edge_features(edges)["edge_attr"]] if hasattr(layer, "nn") else []
+    kind = next(iter(layer.parameters())).dtype
+    seed(2)
+    return layer(x.to(kind), edges, *(one.to(kind) for one in beside))
+
+
+def lazy(name):
+    return [one.float() for one in both(lambda library: LAZY[name](library, -1))]
+
+
+def assert_drawn_alike(mine, theirs):
+    torch.testing.assert_close(called(mine), called(theirs))
+    assert all(map(torch.equal, mine.parameters(), theirs.parameters()))
+
+
+def waiting(layer):
+    return [name for name, one in layer.named_parameters() if not is_made(one)]
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_the_first_features_draw_what_pygs_draws(name):
+    mine, theirs = lazy(name)
+    assert repr(mine) == repr(theirs)
+    assert waiting(mine) == waiting(theirs) != []
+    for layer in (mine, theirs):
+        seed(4)  # for what is not lazy
+        layer.reset_parameters()
+        layer.reset_parameters()
+    assert_drawn_alike(mine, theirs)
+    assert repr(mine) == repr(theirs)
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_a_map_is_torchs_own_from_then_on(name):
+    mine, _ = lazy(name)
+    called(mine)
+    maps = [one for part, one in mine.named_modules() if part.startswith("lin")]
+    assert maps
+    assert all(read_map(one) and one.in_features == FEAT for one in maps)
+    assert all("draw" not in vars(one) and not one._forward_pre_hooks for one in maps)
+    assert pickle.loads(pickle.dumps(mine)).state_dict().keys() == mine.state_dict().keys()
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_a_copy_and_another_dtype_are_made_at_their_own_first_features(name):
+    mine, theirs = lazy(name)
+    copied = [copy.deepcopy(one).double() for one in (mine, theirs)]
+    assert_drawn_alike(*copied)
+    assert {one.dtype for one in copied[0].parameters()} == {torch.float64}
+    assert waiting(mine)
+    with torch.inference_mode():
+        called(mine)
+    assert_drawn_alike(mine, theirs)
+    called(mine).sum().backward()
+    assert not any(one.is_inference() or one.grad is None for one in mine.parameters())
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_states_load_both_ways_before_and_after(name):
+    mine, theirs = lazy(name)
+    states = [{**one.state_dict()} for one in (mine, theirs)]
+    assert list(states[0]) == list(states[1])
+    mine.load_state_dict(states[1])
+    theirs.load_state_dict(states[0])
+    assert waiting(mine) == waiting(theirs) != []
+    called(theirs)
+    mine.load_state_dict(theirs.state_dict())
+    assert not waiting(mine)
+    assert_drawn_alike(mine, theirs)
+    fresh = lazy(name)[1]
+    fresh.load_state_dict(mine.state_dict())
+    assert_drawn_alike(mine, fresh)
+
+
+def test_other_features_than_the_first_are_refused():
+    mine, _ = lazy("gcn")
+    called(mine)
+    with pytest.raises(ShapeError, match="x has 7 features but the layer takes 4"):
+        mine(torch.randn(N, 7), directed())

@@ -1,4 +1,4 @@
-"""GAT, GATv2 and Transformer: weights of attention as PyG's, in float64, and what is refused."""
+"""GAT, GATv2 and Transformer in float64: weights as PyG's, what is dropped, kept and refused."""
 
 import pytest
 
@@ -6,13 +6,13 @@ torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
 
 import pyg_cases  # noqa: E402
-from pyg_cases import assert_same, numbers, outcome  # noqa: E402
+from pyg_cases import SparseTensor, assert_same, numbers, outcome  # noqa: E402
 from test_agnn import edges as edges_of  # noqa: E402
-from test_pyg_graphs import SparseTensor  # noqa: E402
+from test_agnn import graph_of  # noqa: E402
 from torch.autograd import gradgradcheck  # noqa: E402
 from torch_geometric import EdgeIndex  # noqa: E402
 
-from sparsefmt import DtypeError, ShapeError, nn  # noqa: E402
+from sparsefmt import DeviceError, DtypeError, ShapeError, nn  # noqa: E402
 from sparsefmt.nn import _attention  # noqa: E402
 
 pytestmark = [
@@ -112,34 +112,68 @@ def test_features_of_vertices_are_summed_in_one_product_for_all_heads(name, monk
     assert shapes == [(N, heads, OUT)]
 
 
+def test_one_edge_feature_may_come_without_an_axis(device):
+    graph, x = graph_of("some", device), numbers(N, WIDTH, device=device)
+    attr = numbers(graph.nnz, 1, seed=2, device=device)
+    layer = nn.GATConv(WIDTH, OUT, edge_dim=1).to(device)
+    assert torch.equal(layer(x, graph, attr[:, 0]), layer(x, graph, attr))
+
+
+@EACH
+def test_dropout_is_for_training_only(device, name):
+    graph, x = graph_of("some", device), numbers(N, WIDTH, device=device)
+    layer, plain = (getattr(nn, name)(WIDTH, 8, 2, dropout=p).to(device) for p in (0.5, 0.0))
+    plain.load_state_dict(layer.state_dict())
+    torch.manual_seed(7)
+    first, second = layer(x, graph), layer(x, graph)
+    assert not torch.equal(first, second)
+    torch.manual_seed(7)
+    assert torch.equal(layer(x, graph), first)
+    assert torch.equal(layer.eval()(x, graph), plain(x, graph))
+
+
+@EACH
+def test_nothing_is_kept_with_the_graph_but_of_edge_features(name):
+    graph, x = graph_of("some"), random(N, WIDTH)
+    getattr(nn, name)(WIDTH, OUT, heads=2)(x, graph).sum().backward()
+    parts = graph._slots.torch[0]._cache.parts
+    assert not parts
+    if name == "GATConv":
+        layer = nn.GATConv(WIDTH, OUT, edge_dim=2)
+        layer(x, graph, torch.rand(graph.nnz, 2))
+        before = dict(parts)
+        layer(x, graph, torch.rand(graph.nnz, 2))
+        assert before
+        assert all(parts[key] is value for key, value in before.items())
+
+
 def test_features_that_do_not_fit_are_refused():
     given, x = edges_of("some"), random(N, WIDTH)
-    attr = random(given.shape[1], EDGE_DIM)
+    n = given.shape[1]
+    attr = random(n, EDGE_DIM)
+    gat, single, without = (nn.GATConv(WIDTH, OUT, edge_dim=k) for k in (EDGE_DIM, 1, None))
     plain, layer = nn.TransformerConv(WIDTH, OUT), nn.TransformerConv(WIDTH, OUT, edge_dim=EDGE_DIM)
     loops = nn.GATv2Conv(WIDTH, OUT, edge_dim=EDGE_DIM, fill_value=torch.ones(2))
-    for call, error, text in (
+    no_edge_dim = r"but .* no edge_dim .* edge_dim=%d, or leave edge_attr out"
+    for mine, args, error, text in (
         *(
-            (lambda one=one, a=a: one(x, given, a), ShapeError, text)
-            for one in (plain, nn.GATConv(WIDTH, OUT), nn.GATv2Conv(WIDTH, OUT))
-            for a, text in (
-                (
-                    attr,
-                    r"shape \(\d+, 3\) but .* no edge_dim .* edge_dim=3, or leave edge_attr out",
-                ),
-                (attr[:, 0], r"shape \(\d+,\) but .* edge_dim=1, or leave edge_attr out"),
-            )
+            (one, (x, given, a), ShapeError, rf"shape \(\d+,{end}\) {no_edge_dim % width}")
+            for one in (plain, without, nn.GATv2Conv(WIDTH, OUT))
+            for a, end, width in ((attr, " 3", 3), (attr[:, 0], "", 1))
         ),
-        (lambda: plain(x, given, [1.0]), DtypeError, "edge_attr is a list: give a torch.Tensor"),
-        (lambda: layer(x, given), ShapeError, "edge_attr is None but the layer has edge_dim=3"),
-        (lambda: layer(x, given, attr[:, :2]), ShapeError, r"give \(\d+, 3\)"),
-        (lambda: layer((x, None), given, attr), DtypeError, r"x\[1\] is None"),
-        (
-            lambda: loops(x, given, attr),
-            ShapeError,
-            r"fill_value has shape \(2,\) but edges have 3",
-        ),
-        (lambda: plain(x[None], given), ShapeError, "TransformerConv takes no static features"),
-        (lambda: nn.GATConv(WIDTH, OUT)(x[None], given), ShapeError, "x has shape .* no static"),
+        (plain, (x, given, [1.0]), DtypeError, "edge_attr is a list: give a torch.Tensor"),
+        (layer, (x, given), ShapeError, "edge_attr is None but the layer has edge_dim=3"),
+        (layer, (x, given, attr[:, :2]), ShapeError, r"give \(\d+, 3\)"),
+        (gat, (x, given, attr[1:]), ShapeError, "edge_attr has shape"),
+        (gat, (x, given, attr[:, 0]), ShapeError, rf"edge_attr has shape \({n},\): give"),
+        (gat, (x, given, attr[None]), ShapeError, rf"edge_attr has shape \(1, {n}, 3\): give"),
+        (gat, (x, given, attr.long()), DtypeError, r"is torch\.int64: .*edge_attr.to\(torch.fl"),
+        (gat, (x, given, attr.to("meta")), DeviceError, "is on meta but the layer's weights are"),
+        (single, (x, given, attr[1:, 0]), ShapeError, rf"has shape \({n - 1},\): give"),
+        (layer, ((x, None), given, attr), DtypeError, r"x\[1\] is None"),
+        (loops, (x, given, attr), ShapeError, r"fill_value has shape \(2,\) but edges have 3"),
+        (plain, (x[None], given), ShapeError, "TransformerConv takes no static features"),
+        (without, (x[None], given), ShapeError, "x has shape .* no static"),
     ):
         with pytest.raises(error, match=text):
-            call()
+            mine(*args)

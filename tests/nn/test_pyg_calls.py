@@ -1,8 +1,10 @@
 """Ways to call PyG's layers: cached graphs, sparse features, every kind of graph, edge weights."""
 
 import copy
+import gc
 import inspect
 import sys
+import weakref
 
 import pytest
 
@@ -10,11 +12,14 @@ torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
 
 import pyg_cases  # noqa: E402
-from pyg_cases import assert_same, make, numbers  # noqa: E402
-from test_pyg_graphs import SparseTensor  # noqa: E402
+from pyg_cases import SparseTensor, assert_same, make, numbers, outcome  # noqa: E402
 from torch.nn import Linear  # noqa: E402
+from torch_geometric import EdgeIndex  # noqa: E402
 
-from sparsefmt import DtypeError, Graph, ShapeError, UnsupportedError, nn  # noqa: E402
+from sparsefmt import DtypeError, FormatError, Graph, ShapeError, UnsupportedError, nn  # noqa: E402
+from sparsefmt.autograd import as_graph, edge_softmax, spmm  # noqa: E402
+from sparsefmt.formats import convert, primitives  # noqa: E402
+from sparsefmt.model.state import is_graph  # noqa: E402
 from sparsefmt.nn import _loops  # noqa: E402
 
 pytestmark = [
@@ -34,18 +39,24 @@ def edges(seed=1):
     return torch.stack([source, target])[:, source != target]
 
 
+def distinct(device="cpu"):
+    """The same, and loops of some vertices."""
+    return torch.cat([edges(), torch.tensor([[0, 3, 5], [0, 3, 5]])], 1).to(device)
+
+
 def both(name, **options):
     return pyg_cases.both(lambda library: make(library, name, FEAT, OUT, **options))
 
 
 def sparse(given, layout, values=None):
-    values = torch.ones(given.shape[1], dtype=torch.float64) if values is None else values
+    values = given.new_ones(given.shape[1]).double() if values is None else values
     A = torch.sparse_coo_tensor(given.flip(0), values, (N, N)).coalesce()
     if layout == "coo":
         return A
+    if layout != "SparseTensor":
+        return getattr(A, f"to_sparse_{layout}")()
     A = A.to_sparse_csr()
-    parts = A.crow_indices(), A.col_indices(), A.values()
-    return A if layout == "csr" else SparseTensor(*parts, (N, N))
+    return SparseTensor(A.crow_indices(), A.col_indices(), A.values(), (N, N))
 
 
 LSTM = {"aggr_kwargs": {"aggrs_kwargs": [{}, {"in_channels": FEAT, "out_channels": FEAT}]}}
@@ -120,7 +131,7 @@ def test_the_first_graph_serves_all_calls_of_a_cached_layer(name, weighted):
     ids=str,
 )
 def test_sparse_tensors_with_loops_get_those_that_pyg_adds(name, options, aggr, layout):
-    given = torch.cat([edges(), torch.tensor([[0, 3, 5], [0, 3, 5]])], 1)
+    given = distinct()
     for values in (None, numbers(given.shape[1], seed=4).abs() + 0.1):
         A, steps = sparse(given, layout, values), []
         layers = both(name, aggr=aggr, **options)
@@ -181,10 +192,8 @@ def test_gcn_takes_sparse_features(layout):
 
 @pytest.mark.parametrize("name", ["GCNConv", "SGConv", "TAGConv", "SAGEConv", "GINConv"])
 def test_messages_flow_upstream_along_every_graph_but_a_sparse_one(name):
-    mine, theirs = both(name, flow=UPSTREAM)
-    x, given = numbers(N, FEAT), edges()
-    expected = theirs(x, given)
-    assert_same(mine(x, Graph.from_edge_index(given, num_nodes=N)), expected)
+    (mine, _), x, given = both(name, flow=UPSTREAM), numbers(N, FEAT), edges()
+    expected = mine(x, given)  # that of PyG's, as in ``test_pyg_arguments``
     mine.flow = "source_to_target"
     assert_same(mine(x, given.flip(0)), expected)
     mine.flow = "up"
@@ -236,44 +245,26 @@ def test_gine_takes_a_batch_of_none(shape):
 
 def test_calls_that_cannot_be_are_refused():
     x, given = numbers(N, FEAT), edges()
-    e = numbers(given.shape[1], FEAT)
-    gine = nn.GINEConv(Linear(FEAT, OUT)).double()
-    for call, error, text in (
-        (
-            lambda: both("GCNConv")[0]((x, x), given),
-            ShapeError,
-            "x is a tuple but the layer takes one",
-        ),
-        (
-            lambda: nn.GCNConv(FEAT, OUT, k=2).double()(x[None], given),
-            UnsupportedError,
-            "MaxK chooses from the row",
-        ),
-        (lambda: both("SGConv")[0](x.to_sparse(), given), UnsupportedError, "x has layout"),
-        (
-            lambda: both("SAGEConv")[0](x, given, e[:, 0]),
-            DtypeError,
-            "edge weights by name, edge_w",
-        ),
-        (
-            lambda: nn.GCNConv(FEAT, OUT, normalize=False).double()(x, given, e[:, :1]),
-            ShapeError,
-            "edge_weight has shape .* one weight for each edge",
-        ),
-        (lambda: both("TAGConv")[0](x, given, e), ShapeError, "one weight for each edge"),
-        (lambda: gine(x, given), DtypeError, "edge_attr is None: GINEConv adds"),
-        (lambda: gine(x, given, e[:, 0]), ShapeError, r"edge_attr has shape .* edge_attr\[:, None"),
-        (lambda: gine(x, given, e[:, :2]), ShapeError, "or the layer edge_dim=2, which maps them"),
-        (lambda: gine(x, given, e.float()), DtypeError, "edge_attr is torch.float32 but"),
-        (lambda: gine(x, given, e[1:]), ShapeError, "edge_attr has shape .* stores"),
-        (
-            lambda: gine(x, given, e.tolist()),
-            DtypeError,
-            "edge_attr is a list: give a torch.Tensor",
-        ),
+    e, kinds = numbers(given.shape[1], FEAT), ("GCN", "SG", "SAGE", "TAG", "GINE")
+    gcn, sg, sage, tag, gine = (make(nn, f"{kind}Conv", FEAT, OUT).double() for kind in kinds)
+    choosing = nn.GCNConv(FEAT, OUT, k=2).double()
+    plain = nn.GCNConv(FEAT, OUT, normalize=False).double()
+    for layer, args, error, text in (
+        (gcn, ((x, x), given), ShapeError, "x is a tuple but the layer takes one"),
+        (choosing, (x[None], given), UnsupportedError, "MaxK chooses from the row"),
+        (sg, (x.to_sparse(), given), UnsupportedError, "x has layout"),
+        (sage, (x, given, e[:, 0]), DtypeError, "edge weights by name, edge_w"),
+        (plain, (x, given, e[:, :1]), ShapeError, "edge_weight has shape .* one weight for each"),
+        (tag, (x, given, e), ShapeError, "one weight for each edge"),
+        (gine, (x, given), DtypeError, "edge_attr is None: GINEConv adds"),
+        (gine, (x, given, e[:, 0]), ShapeError, r"edge_attr has shape .* edge_attr\[:, None"),
+        (gine, (x, given, e[:, :2]), ShapeError, "or the layer edge_dim=2, which maps them"),
+        (gine, (x, given, e.float()), DtypeError, "edge_attr is torch.float32 but"),
+        (gine, (x, given, e[1:]), ShapeError, "edge_attr has shape .* stores"),
+        (gine, (x, given, e.tolist()), DtypeError, "edge_attr is a list: give a torch.Tensor"),
     ):
         with pytest.raises(error, match=text):
-            call()
+            layer(*args)
 
 
 def test_aggregations_that_pyg_alone_has_need_pyg(monkeypatch):
@@ -300,3 +291,137 @@ def test_a_flag_is_true_or_false(kind, flag, value):
         return
     with pytest.raises(DtypeError, match=f"^{flag} is .*: give True or False.$"):
         make(nn, kind, FEAT, OUT, **{flag: value})
+
+
+# PyG's other graphs in the place of ours: ``EdgeIndex`` and ``adj_t``, remembered like others
+
+LAYERS = ("GCNConv", "SAGEConv", "GATConv", "GATv2Conv", "AGNNConv", "GINConv", "SGConv", "TAGConv")
+
+
+def sorted_by(order, device="cpu", *, cached=False, sizes=(N, N)):
+    given = distinct(device)
+    given = given[:, torch.argsort(given[0 if order == "row" else 1], stable=True)]
+    found = EdgeIndex(given, sort_order=order, sparse_size=sizes)
+    return found.fill_cache_() if cached else found
+
+
+LAYOUTS = ("coo", "csr", "csc")
+GRAPHS = {
+    "unsorted": lambda device: EdgeIndex(distinct(device), sparse_size=(N, N)),
+    "int32": lambda device: distinct(device).int(),
+    "without sizes": lambda device: sorted_by("col", device, sizes=(None, None)),
+    "by targets": lambda device: sorted_by("col", device),
+    "by targets, cached": lambda device: sorted_by("col", device, cached=True),
+    "by sources": lambda device: sorted_by("row", device),
+    "by sources, cached": lambda device: sorted_by("row", device, cached=True),
+    **{name: lambda device, name=name: sparse(distinct(device), name) for name in LAYOUTS},
+    "SparseTensor": lambda device: without_values(sparse(distinct(device), "SparseTensor")),
+}
+
+
+def without_values(A):
+    return SparseTensor(*A.csr()[:2], None, A.sparse_sizes())
+
+
+def layer_of(name, device):
+    torch.manual_seed(0)
+    return make(nn, name, FEAT, OUT).double().to(device)
+
+
+def expected_layer_and_edges(name, kind, device):
+    """To torch's sparse tensors GCN and SG add a loop beside those that they hold, as PyG does."""
+    layer, given = layer_of(name, device), distinct(device)
+    if name in ("GCNConv", "SGConv") and kind in ("coo", "csr", "csc"):
+        layer.add_self_loops = False
+        given = torch.cat([given, torch.arange(N, device=device).expand(2, N)], 1)
+    return layer, given
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_every_layer_takes_every_graph_of_pygs(device, kind, name):
+    x, layer = [numbers(N, FEAT, seed=1, device=device)], layer_of(name, device)
+    other, given = expected_layer_and_edges(name, kind, device)
+    expected = outcome(other, x, Graph.from_edge_index(given, num_nodes=N))
+    found = outcome(layer, x, GRAPHS[kind](device))
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_functions_take_them_and_graphs_are_remembered(device, kind):
+    given, x = GRAPHS[kind](device), numbers(N, FEAT, device=device)
+    graph = as_graph(given, x)
+    assert graph.shape == (N, N)
+    torch.testing.assert_close(spmm(given, x), spmm(graph, x))
+    assert edge_softmax(given, x.new_zeros(graph.nnz)).shape == (graph.nnz,)
+    assert as_graph(given, x) is graph
+    assert is_graph(given)
+    assert not is_graph(GRAPHS[kind](device))
+    if kind in ("by targets", "unsorted", "csr", "coo", "csc"):
+        kept = weakref.ref(graph)
+        del given, graph
+        gc.collect()
+        assert kept() is None  # a graph goes with its tensor
+
+
+def test_graphs_that_change_in_place_make_others(device):
+    given, x = sparse(distinct(device), "csr"), numbers(N, FEAT, device=device)
+    before = spmm(given, x)
+    given.values().mul_(2)
+    torch.testing.assert_close(spmm(given, x), 2 * before)
+    given = EdgeIndex(distinct(device))
+    graph = as_graph(given, x)
+    given.as_tensor()[0, 0] = 0
+    assert as_graph(given, x) is not graph
+
+
+@pytest.mark.parametrize("order", ["row", "col"])
+@pytest.mark.parametrize("cached", [False, True])
+def test_what_is_sorted_is_not_sorted_again(monkeypatch, order, cached):
+    """By targets it is CSR, by sources CSC; both ways one sort is left, that of the transpose."""
+    calls = []
+    sort = convert._by_counting
+    monkeypatch.setattr(convert, "_by_counting", lambda *a: calls.append(a) or sort(*a))
+    searched = []
+    pointers = primitives.pointers
+    monkeypatch.setattr(
+        primitives, "pointers", lambda *a, **k: searched.append(a) or pointers(*a, **k)
+    )
+    graph = as_graph(sorted_by(order, cached=cached), torch.zeros(N, 1))
+    assert graph.structure.format == {"col": "csr", "row": "csc"}[order]
+    _ = graph.csr
+    assert len(calls) == (order == "row")
+    _ = graph.csc
+    assert len(calls) == 1
+    assert len(searched) == (not cached)
+    weights = torch.arange(float(graph.nnz))
+    kept = Graph.from_edge_index(sorted_by(order), weights)
+    for A in (kept.csr, kept.csc, kept.structure):
+        A.check()
+    assert (kept.csr.toarray() == kept.csc.toarray()).all()
+    assert kept.csr.data.tolist() == weights.numpy()[kept.csr_perm].tolist()
+    assert kept.csc.data.tolist() == kept.csr.data[kept.csc_perm].tolist()
+
+
+def test_an_edge_index_that_contradicts_itself_is_refused_or_read_anew():
+    given = EdgeIndex(torch.tensor([[0, 1, 2], [2, 0, 1]]), sparse_size=(3, 3))
+    given._sort_order = sorted_by("col")._sort_order
+    with pytest.raises(FormatError, match="sort_order='col' but its targets do not ascend"):
+        Graph.from_edge_index(given)
+    given = EdgeIndex(torch.tensor([[0, 1, 2], [0, 0, 1]]), sparse_size=(3, 3), sort_order="col")
+    given.fill_cache_()
+    given.as_tensor()[1, 1] = 1  # its pointers are of other edges now
+    assert Graph.from_edge_index(given).csr.indptr.tolist() == [0, 1, 3, 3]
+
+
+def test_values_with_gradients_are_refused():
+    given = sparse(distinct(), "csr").requires_grad_()
+    with pytest.raises(UnsupportedError, match="requires grad"):
+        spmm(given, torch.zeros(N, 1))
+
+
+@pytest.mark.parametrize("layer", [nn.SAGEConv, nn.GATConv])
+def test_entries_of_an_adj_t_that_repeat_are_added_up(layer):
+    repeated = torch.sparse_coo_tensor(torch.tensor([[1, 1, 1], [0, 0, 2]]), torch.ones(3), (3, 3))
+    conv, x = layer(4, 2), torch.randn(3, 4)
+    torch.testing.assert_close(conv(x, repeated), conv(x, repeated.coalesce()))

@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn")
 
+from pyg_cases import assert_same, numbers, outcome  # noqa: E402
 from torch.nn.utils import parametrizations  # noqa: E402
 from torch_geometric.nn.aggr import MinAggregation  # noqa: E402
 from torch_geometric.nn.dense.linear import Linear as PygLinear  # noqa: E402
@@ -21,15 +22,11 @@ N, EDGES, TYPES = 14, 50, 4
 SUMMED = {"mode": "sum"}
 
 
-def inputs():
-    generator = torch.Generator().manual_seed(0)
-    index = torch.randint(0, N - 2, (2, EDGES), generator=generator)
-    x = torch.randn(N, 6, generator=generator).double()
-    edge_attr = torch.randn(EDGES, 3, generator=generator).double()
-    return x, index, edge_attr, torch.randint(0, TYPES, (EDGES,), generator=generator)
-
-
-X, INDEX, ATTR, KINDS = inputs()
+X, ATTR = numbers(N, 6), numbers(EDGES, 3, seed=1)
+GENERATOR = torch.Generator().manual_seed(0)
+INDEX = torch.randint(0, N - 2, (2, EDGES), generator=GENERATOR)
+KINDS = torch.randint(0, TYPES, (EDGES,), generator=GENERATOR)
+OF_EDGES, OF_TYPES = {"edge_attr": ATTR}, {"edge_type": KINDS}
 MODELS = {
     "GCN": lambda: pyg.GCN(6, 8, 3, 4, norm="batch", jk="cat"),
     "GraphSAGE": lambda: pyg.GraphSAGE(6, 8, 2, aggr="max"),
@@ -39,33 +36,20 @@ MODELS = {
     "lazy": lambda: pyg.GraphSAGE(-1, 8, 2),
 }
 LAYERS = {
-    "GCN": (lambda: pyg.GCNConv(6, 8, improved=True, bias=False), ()),
-    "turned": (lambda: pyg.GCNConv(6, 8, flow="target_to_source"), ()),
-    "SAGE": (lambda: pyg.SAGEConv((6, 6), 8, aggr=["mean", "max"], project=True), ()),
-    "GIN": (lambda: pyg.GINConv(torch.nn.Sequential(torch.nn.Linear(6, 8)), eps=0.3), ()),
-    "GINE": (lambda: pyg.GINEConv(torch.nn.Linear(6, 8), train_eps=True, edge_dim=3), (ATTR,)),
-    "GAT": (lambda: pyg.GATConv(6, 8, heads=2, concat=False, residual=True), ()),
-    "GATv2": (lambda: pyg.GATv2Conv(6, 8, share_weights=True, edge_dim=3), (ATTR,)),
-    "AGNN": (lambda: pyg.AGNNConv(requires_grad=False), ()),
-    "Transformer": (lambda: pyg.TransformerConv(6, 8, heads=2, beta=True), ()),
-    "SG": (lambda: pyg.SGConv(6, 8, K=2), ()),
-    "TAG": (lambda: pyg.TAGConv(6, 8, K=2, bias=False), ()),
-    "RGCN": (lambda: pyg.RGCNConv(6, 8, TYPES, num_blocks=2, root_weight=False), (KINDS,)),
-    "FastRGCN": (lambda: pyg.FastRGCNConv(6, 8, TYPES, num_bases=3), (KINDS,)),
+    "GCN": (lambda: pyg.GCNConv(6, 8, improved=True, bias=False), {}),
+    "turned": (lambda: pyg.GCNConv(6, 8, flow="target_to_source"), {}),
+    "SAGE": (lambda: pyg.SAGEConv((6, 6), 8, aggr=["mean", "max"], project=True), {}),
+    "GIN": (lambda: pyg.GINConv(torch.nn.Sequential(torch.nn.Linear(6, 8)), eps=0.3), {}),
+    "GINE": (lambda: pyg.GINEConv(torch.nn.Linear(6, 8), train_eps=True, edge_dim=3), OF_EDGES),
+    "GAT": (lambda: pyg.GATConv(6, 8, heads=2, concat=False, residual=True), {}),
+    "GATv2": (lambda: pyg.GATv2Conv(6, 8, share_weights=True, edge_dim=3), OF_EDGES),
+    "AGNN": (lambda: pyg.AGNNConv(requires_grad=False), {}),
+    "Transformer": (lambda: pyg.TransformerConv(6, 8, heads=2, beta=True), {}),
+    "SG": (lambda: pyg.SGConv(6, 8, K=2), {}),
+    "TAG": (lambda: pyg.TAGConv(6, 8, K=2, bias=False), {}),
+    "RGCN": (lambda: pyg.RGCNConv(6, 8, TYPES, num_blocks=2, root_weight=False), OF_TYPES),
+    "FastRGCN": (lambda: pyg.FastRGCNConv(6, 8, TYPES, num_bases=3), OF_TYPES),
 }
-
-
-def gradients(model, x, *args):
-    x = x.clone().requires_grad_()
-    y = model(x, *args)
-    leaves = [p for p in (*model.parameters(), x) if p.requires_grad]
-    loss = (y * torch.arange(y.shape[1])).sum()
-    return [y.detach(), *torch.autograd.grad(loss, leaves, materialize_grads=True)]
-
-
-def assert_alike(theirs, ours, *args):
-    for a, b in zip(*(gradients(model, *args) for model in (theirs, ours)), strict=True):
-        assert torch.allclose(a, b, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -83,12 +67,12 @@ def test_basic_models_keep_their_parameters_and_results(name):
     assert list(ours.state_dict()) == list(theirs.state_dict())
     assert all(type(one).__module__ == "sparsefmt.nn" for one in ours.convs)
     assert repr(ours) == repr(theirs)
-    assert_alike(theirs, ours, X, INDEX)
+    assert_same(*(outcome(model, [X], INDEX) for model in (theirs, ours)))
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_take_over_all_options(name):
-    make, args = LAYERS[name]
+    make, given = LAYERS[name]
     theirs = make().double()
     network, state = getattr(theirs, "nn", None), torch.random.get_rng_state()
     report = replace_layers(theirs)
@@ -99,7 +83,7 @@ def test_layers_take_over_all_options(name):
     assert getattr(ours, "nn", None) is network
     shared = zip(theirs.parameters(), ours.parameters(), strict=True)
     assert all(one is other for one, other in shared)
-    assert_alike(theirs, ours, X, INDEX, *args)
+    assert_same(*(outcome(model, [X], INDEX, given) for model in (theirs, ours)))
 
 
 class OwnConv(pyg.GCNConv):

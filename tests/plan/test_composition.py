@@ -4,6 +4,7 @@ Every tree is run on arrays in float64 and compared with the product of dense ma
 """
 
 from functools import partial, reduce
+from operator import matmul
 
 import numpy as np
 import pytest
@@ -107,21 +108,32 @@ def attention(A, **arguments):
     return A.with_data(ops.edge_softmax(A, scores))
 
 
-def dense(expression, values):
-    """The value of an expression by dense products alone."""
+def dense(expression, matrix_of, function):
+    """Compute an expression by dense products alone, of leaves and functions as matrices."""
     match expression:
-        case Leaf(name=name, kind=kind):
-            value = values[name]
-            return {"dense": lambda: value, "diagonal": lambda: np.diag(value)}.get(
-                kind, lambda: value.toarray()
-            )()
+        case Leaf():
+            return matrix_of(expression)
         case Product(parts) | Hop(parts):
-            return reduce(np.matmul, [dense(part, values) for part in parts])
+            return reduce(matmul, [dense(part, matrix_of, function) for part in parts])
         case Sum(parts):
-            return sum(dense(part, values) for part in parts)
+            return sum(dense(part, matrix_of, function) for part in parts)
         case Apply(arguments=parts):
-            given = {str(i): dense(part, values) for i, part in enumerate(parts)}
-            return attention(values["A"], **given).toarray()
+            return function(*[dense(part, matrix_of, function) for part in parts])
+
+
+def expected_of(expression, values):
+    """Compute an expression of these arrays."""
+
+    def matrix_of(leaf):
+        value = values[leaf.name]
+        if leaf.kind == "diagonal":
+            return np.diag(value)
+        return value if leaf.kind == "dense" else value.toarray()
+
+    def function(*parts):
+        return attention(values["A"], **{str(i): part for i, part in enumerate(parts)}).toarray()
+
+    return dense(expression, matrix_of, function)
 
 
 @pytest.mark.parametrize("rules", [PAPER, FUSED], ids=["paper", "fused"])
@@ -129,7 +141,7 @@ def dense(expression, values):
 @pytest.mark.parametrize("model", MODELS)
 def test_every_tree_computes_the_expression(model, kind, rules):
     values = leaves(kind)
-    expected = dense(MODELS[model], values)
+    expected = expected_of(MODELS[model], values)
     scale = max(1.0, np.abs(expected).max(initial=0))
     functions = {**ARRAY_FUNCTIONS, "attention": partial(attention, values["A"])}
     for tree in forest(MODELS[model], rules):

@@ -13,36 +13,46 @@ from sparsefmt.errors import DtypeError, FileFormatError, ShapeError
 from sparsefmt.generate import power_law
 from sparsefmt.plan import calibration, models, planner
 from sparsefmt.plan.calibration import CPU, GPU, Sample, fitted
-from sparsefmt.plan.expression import Product
+from sparsefmt.plan.expression import Hop, Leaf, Product, over_processes
 from sparsefmt.plan.planner import CLOSE, TELLING, plan
-from sparsefmt.plan.pricing import Constants, Work, work_of
+from sparsefmt.plan.pricing import GLOO, NVLINK, Constants, Work, work_of
 from sparsefmt.plan.pruning import signature
-from sparsefmt.plan.rules import Primitive, text_of
+from sparsefmt.plan.rules import Primitive, steps, text_of
 
-SIZES = {"n": 20_000, "nnz": 400_000, "heads": 4, "in": 128, "out": 32}
-H = models.features()
-EXPRESSIONS = [
-    models.gcn(H),
-    models.gcn(models.features(constant=True)),
-    models.gat(H, opened=True),
-    models.tagcn(H, 2),
-    models.sage(H),
-]
+#: The last two of graphs whose rows processes share.
+SIZES = {
+    **{"n": 20_000, "nnz": 400_000, "heads": 4, "in": 128, "out": 32},
+    **{"halo": 9_000, "own": 200_000},
+}
+H, STAYS = models.features(), models.features(constant=True)
+EXPRESSIONS = {
+    "gcn": models.gcn(H),
+    "gcn of features that stay": models.gcn(STAYS),
+    "sage": models.sage(H),
+    "gin": models.gin(H),
+    "gat": models.gat(H, opened=True),
+    "gat of features that stay": models.gat(STAYS, opened=True),
+    "tagcn": models.tagcn(H, 2),
+}
 
 
 @pytest.mark.parametrize("constants", [CPU, GPU], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("expression", EXPRESSIONS, ids=str)
-def test_the_best_of_all_trees_is_promoted_whatever_the_device(expression, training, constants):
-    found = plan(expression, SIZES, constants, training=training, runs=1)
-    best = min(candidate.predicted for candidate in found.candidates)
-    assert found.chosen.predicted <= best * (1 + 1e-9)
+@pytest.mark.parametrize("widths", [(128, 32), (256, 8), (8, 256), (64, 64)], ids=str)
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_the_best_of_all_trees_is_promoted_whatever_the_device(name, widths, training, constants):
+    """Of graphs whose rows processes share too, with what these exchange."""
+    sizes = SIZES | dict(zip(("in", "out"), widths, strict=True))
+    for expression in (EXPRESSIONS[name], over_processes(EXPRESSIONS[name])):
+        found = plan(expression, sizes, constants, training=training, runs=1)
+        best = min(candidate.predicted for candidate in found.candidates)
+        assert found.chosen.predicted <= best * (1 + 1e-9)
 
 
 @given(st.integers(1, 2048), st.integers(1, 2048), st.integers(1, 1 << 22), st.integers(0, 1 << 26))
 def test_work_is_never_negative_and_grows_with_every_size(width, out, n, nnz):
     sizes = {"n": n, "nnz": nnz, "heads": 1, "in": width, "out": out}
-    for expression in EXPRESSIONS:
+    for expression in EXPRESSIONS.values():
         for primitive in signature(plan(expression, sizes, GPU).chosen.tree, training=True):
             work = work_of(primitive, sizes, GPU)
             assert min(work) >= 0
@@ -210,7 +220,7 @@ def test_constants_return_from_their_file_and_from_no_other(tmp_path, text):
 def test_every_kind_of_primitive_has_a_price_of_each_device():
     kinds = {
         p
-        for e in EXPRESSIONS
+        for e in EXPRESSIONS.values()
         for c in plan(e, SIZES, CPU).candidates
         for p in signature(c.tree, training=True)
     }
@@ -219,6 +229,92 @@ def test_every_kind_of_primitive_has_a_price_of_each_device():
             seconds = constants.predict(work_of(primitive, SIZES, constants), primitive.kind)
             assert 0 < seconds < 1
             assert len(constants.seconds["other"]) == len(Work._fields)
+
+
+# Graphs whose rows processes share: what they exchange is a primitive with a price
+
+
+def planned(name, widths, constants=GPU, **options):
+    sizes = SIZES | dict(zip(("in", "out"), widths, strict=True))
+    return plan(over_processes(EXPRESSIONS[name]), sizes, constants, **options)
+
+
+def widths_of(tree, training):
+    return [e.primitive.size[1] for step in steps(tree) for e in step.exchanges(training)]
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage", "gin"])
+def test_features_are_exchanged_at_the_narrower_width(name):
+    for widths, narrow in (((256, 8), "out"), ((8, 256), "in")):
+        tree = planned(name, widths, training=True).chosen.tree
+        assert widths_of(tree, True) == [narrow, narrow]  # and gradients the other way
+        assert widths_of(tree, False) == [narrow]
+    sizes = SIZES | {"in": 64, "out": 63, "nnz": 0, "own": 0}  # products cost the same
+    found = plan(over_processes(EXPRESSIONS["gcn"]), sizes, CPU, training=True)
+    assert set(widths_of(found.chosen.tree, True)) == {"out"}
+
+
+def test_features_that_stay_are_exchanged_once_and_their_scores_at_each_run():
+    for name in ("gcn of features that stay", "gat of features that stay"):
+        for candidate in planned(name, (256, 8), training=True).candidates:
+            exchanges = [e for s in steps(candidate.tree) for e in s.exchanges(True)]
+            for one in exchanges:
+                assert one.first_only == (one.primitive.size[1] == "in")
+            assert exchanges
+    tree = planned("gat of features that stay", (8, 256), training=True).chosen.tree
+    assert sorted(widths_of(tree, True)) == ["heads", "heads", "in"]
+
+
+def test_the_product_of_own_entries_hides_what_travels_beside_it():
+    for own, share in ((0, 0.0), (SIZES["nnz"], 1.0)):
+        sizes = SIZES | {"in": 8, "out": 256, "own": own}
+        for candidate in plan(over_processes(EXPRESSIONS["gin"]), sizes, GPU).candidates:
+            (exchange,) = (e for s in steps(candidate.tree) for e in s.exchanges(False))
+            seconds = [
+                GPU.predict(work_of(p, sizes, GPU), p.kind)
+                for p in (exchange.primitive, exchange.overlapped)
+            ]
+            exposed = max(0.0, seconds[0] - share * seconds[1])
+            assert math.isclose(candidate.parts["exchange"], exposed)
+
+
+def test_attention_hides_no_exchange_and_sharing_changes_sparse_matrices_alone():
+    for candidate in planned("gat", (8, 256), training=True).candidates:
+        assert all(e.overlapped is None for s in steps(candidate.tree) for e in s.exchanges(True))
+    shared = over_processes(models.tagcn(H, 1))
+    (hop,) = {f for t in shared.terms for f in t.factors if isinstance(f, Hop)}
+    assert [f.halo for f in hop.factors] == ["", "halo", ""]
+    assert over_processes(H) == H
+    assert isinstance(over_processes(models.gin(H)), Product)
+    assert isinstance(over_processes(models.graph()), Leaf)
+
+
+@given(st.integers(0, 1 << 26), st.integers(1, 2048), st.sampled_from([2, 4, 8]))
+def test_an_exchange_costs_a_call_and_its_bytes(rows, width, travelling):
+    primitive, sizes = Primitive("exchange", ("halo", "w")), {"halo": rows, "w": width}
+    for constants, (call, byte) in ((CPU, GLOO), (GPU, NVLINK)):
+        work = work_of(primitive, sizes, constants, travelling=travelling)
+        seconds = constants.predict(work, "exchange")
+        assert math.isclose(seconds, call + byte * rows * width * travelling)
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_a_graph_of_one_process_has_nothing_to_exchange(name):
+    sizes = SIZES | {"in": 64, "out": 8}
+    found = plan(EXPRESSIONS[name], sizes, GPU, training=True)
+    for candidate in found.candidates:
+        assert "exchange" not in candidate.parts
+        assert all(p.kind != "exchange" for p in signature(candidate.tree, training=True))
+    assert "exchange" not in found.explain()
+
+
+def test_explain_says_what_the_exchange_costs():
+    text = planned("gcn", (256, 8)).explain()
+    (head,) = (line for line in text.splitlines() if "composition" in line)
+    assert head.split() == ["composition", "predicted", "exchange", "once", "measured"]
+    for candidate in planned("gcn", (256, 8)).candidates:
+        (line,) = (x for x in text.splitlines() if f"  {text_of(candidate.tree)}  " in x)
+        assert f"{candidate.parts['exchange'] * 1e3:.3f} ms" in line
 
 
 # Commands
