@@ -64,6 +64,11 @@ FLOATS = st.sampled_from([np.dtype(np.float64), np.dtype(np.float32)])
 OF_TORCH = st.builds(Style, **(STYLE | {"dtype": FLOATS}))
 
 
+def several(cases):
+    """Draw some of the cases: there are more of them than ways to change a matrix."""
+    return st.lists(st.sampled_from(cases), min_size=1, max_size=6)
+
+
 def with_drawn_options(case, style, width):
     """Replace the seed and the width of a sample, which cases fix."""
     drawn = {"seed": style.seed, "width": width}
@@ -104,17 +109,18 @@ class Everything(Matrix):
         assert self.A.to("cpu") == exact
         self.entries = stored_entries(exact)
 
-    @rule(
-        case=st.sampled_from([c for c in CASES if c.oracle]), style=STYLES, width=st.integers(1, 9)
-    )
-    def operation(self, case, style, width):
+    @rule(cases=several([c for c in CASES if c.oracle]), style=STYLES, width=st.integers(1, 9))
+    def operations(self, cases, style, width):
+        style = self.of_values(style)
+        for case in cases:
+            if not case.square or self.shape[0] == self.shape[1]:
+                self.operate(with_drawn_options(case, style, width), style)
+
+    def operate(self, case, style):
         """Call an operation, with a poisoned ``out`` or without."""
-        if case.square and len({*self.shape}) == 2:
-            return
         if "self_weight" in case.shapes and not self.weighted:
             return  # of a matrix of ones it is no entry
-        style, A = self.of_values(style), self.A.to("cpu")
-        case = with_drawn_options(case, style, width)
+        A = self.A.to("cpu")
         args = self.arguments(case, A, style)
         there = {name: self.placed(value, style.layout) for name, value in args.items()}
         expected, options = case.expected(A, args), {}
@@ -147,18 +153,19 @@ class Everything(Matrix):
         return args
 
     def placed(self, value, layout):
-        return (
-            value.to(self.device)
-            if isinstance(value, CBSR)
-            else laid_out(value, layout, self.device)
-        )
+        if isinstance(value, CBSR):
+            return value.to(self.device)
+        return laid_out(value, layout, self.device)
 
-    @rule(call=st.sampled_from(CALLS), style=OF_TORCH)
-    def gradients(self, call, style):
-        """Call a function of torch, and differentiate its result."""
-        if call.square and len({*self.shape}) == 2:
-            return
+    @rule(calls=several(CALLS), style=OF_TORCH)
+    def gradients(self, calls, style):
         graph = Graph(self.A.with_data(None))
+        for call in calls:
+            if not call.square or self.shape[0] == self.shape[1]:
+                self.differentiate(call, graph, style)
+
+    def differentiate(self, call, graph, style):
+        """Call a function of torch, and differentiate its result."""
         feat = max(style.width, call.options.get("k", 0))
         dtype = getattr(torch, style.dtype.name)
         args = call.arguments(graph, dtype=dtype, feat=feat, seed=style.seed, grad=False)
