@@ -344,12 +344,3 @@ def test_force_overwrites_and_nothing_else_does(folder, capsys, target):
     assert (folder / target).read_text() == "old"
     assert main(["convert", "in.npz", target, "--force"]) == 0
     assert read(folder / target).nnz == 3000
-
-
-@pytest.mark.parametrize("text", ['{"a": 1}', "%%MatrixMarket matrix array real general\n1 1\n1\n"])
-def test_what_a_user_sees_is_one_line(folder, capsys, text):
-    (folder / "in.npz").write_text(text)
-    assert main(["convert", "in.npz", "out.npz"]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("sparsefmt: error: in.npz: it holds ")
-    assert err.count("\n") == 1
