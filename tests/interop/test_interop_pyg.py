@@ -196,28 +196,6 @@ def test_orientation_is_that_of_pyg(pairs):
     assert np.array_equal(ours.toarray(), theirs.toarray().T)
 
 
-@given(A=csr(duplicates=False, unsorted=False, weighted=True, dtype="float32"))
-def test_edges_of_an_adjacency_are_those_of_pyg(A):
-    from torch_geometric.utils import to_edge_index as theirs
-
-    adjacency = torch.sparse_csr_tensor(
-        *map(torch.from_dlpack, (A.T.tocsr().indptr, A.T.tocsr().indices, A.T.tocsr().data)),
-        A.shape[::-1],
-    )
-    edge_index, value = theirs(adjacency)
-    mine = from_edge_index(edge_index, value, num_nodes=A.shape[::-1])
-    assert np.array_equal(mine.toarray(), A.toarray())
-
-
-def test_aggregation_agrees_with_pyg():
-    from torch_geometric.nn import SimpleConv
-
-    x = torch.arange(8.0).reshape(4, 2)
-    expected = SimpleConv("sum")(x, edges(), weights())
-    found = from_edge_index(edges(), weights()).toarray() @ x.numpy()
-    assert np.array_equal(found, expected.numpy())
-
-
 def test_an_edge_index_object_is_read_with_its_sizes():
     """It wraps a tensor and owns no memory: its own DLPack export points nowhere."""
     from torch_geometric import EdgeIndex
