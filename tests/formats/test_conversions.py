@@ -5,6 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from test_formats import oracle
 
 import sparsefmt
 from sparsefmt import COO, CSR, UnsupportedError
@@ -184,13 +185,6 @@ def test_nan_infinity_and_negative_zero_survive(xp, dtype):
 # Dense
 
 
-def naive_dense(A):
-    X = np.zeros(A.shape)
-    for row, col, value in stored_entries(A):
-        X[row, col] += value
-    return X
-
-
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_dense_adds_duplicates_up(xp, kind):
     kinds = FORMATS, INDEX_DTYPES, (np.float32, np.float64)
@@ -198,7 +192,7 @@ def test_dense_adds_duplicates_up(xp, kind):
         A = source(xp, start, kind, np.dtype(dtype), index)
         X, cells = A.toarray_with_perm()
         assert X.dtype == dtype
-        np.testing.assert_allclose(host(X), naive_dense(A), rtol=1e-6, atol=1e-5)
+        np.testing.assert_allclose(host(X), oracle(A), rtol=1e-6, atol=1e-5)
         coo = A.tocsr().tocoo() if start == "sgt" else A.tocoo()
         assert host(cells).tolist() == (host(coo.row) * A.n_cols + host(coo.col)).tolist()
 
@@ -341,7 +335,7 @@ def test_balanced_rows_convert_exactly(xp, shape, k, dtype):
         assert flat(B.data) == flat(A.data.ravel()[perm])
     assert host(A.tocsr().lengths).tolist() == [k] * shape[0]
     X, cells = A.toarray_with_perm()
-    assert host(X).astype(float).tolist() == naive_dense(A).tolist()
+    assert host(X).astype(float).tolist() == oracle(A).tolist()
     assert flat(X.ravel()[cells]) == flat(A.data)
     assert_same_matrix(A.T, A.tocsr().T)
     assert bits(A) == before

@@ -59,14 +59,8 @@ def test_a_coo_shares_the_rows_of_edge_index(kind, index_dtype, dtype):
     assert A.row.ctypes.data == address(edge_index[1])
     assert A.col.ctypes.data == address(edge_index[0])
     assert A.data.ctypes.data == address(edge_weight)
-
-
-@pytest.mark.parametrize("kind", ["tensor", "array"])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_round_trip_through_coo_copies_nothing(kind, dtype):
-    edge_index, edge_weight = edges(kind), weights(kind, dtype)
-    back, values = to_edge_index(from_edge_index(edge_index, edge_weight))
-    assert back.ctypes.data == address(edge_index)
+    back, values = to_edge_index(A)
+    assert index_dtype == "int32" or back.ctypes.data == address(edge_index)
     assert values.ctypes.data == address(edge_weight)
     assert back.tolist() == EDGES
     assert values.astype(float).tolist() == WEIGHTS

@@ -149,21 +149,9 @@ BAD = {
     "sym array": (SYMMETRIC + "30000 30000\n1\n", 3, "of the 450015000"),
     "skew array": (banner("array real skew-symmetric") + "30000 30000\n1\n", 3, "449985000"),
     "entries beyond int64": (REAL + "9 9 99999999999999999999\n", None, "Integer out of range"),
-    "symmetric 2 x 3": (
-        PAIRS + "2 3 1\n2 1 5\n",
-        None,
-        "symmetric matrix cannot be 2 x 3: make it",
-    ),
-    "symmetric 3 x 2": (
-        SYMMETRIC + "3 2\n1\n2\n3\n4\n5\n",
-        None,
-        "symmetric matrix cannot be 3 x 2",
-    ),
-    "skew pattern": (
-        SKEW_PATTERN + "2 2 1\n2 1\n",
-        None,
-        "a pattern matrix cannot be skew-symmetric",
-    ),
+    "symmetric 2 x 3": (PAIRS + "2 3 1\n2 1 5\n", None, "cannot be 2 x 3: make it square"),
+    "symmetric 3 x 2": (SYMMETRIC + "3 2\n1\n2\n3\n4\n5\n", None, "matrix cannot be 3 x 2"),
+    "skew pattern": (SKEW_PATTERN + "2 2 1\n2 1\n", None, "pattern matrix cannot be skew"),
     "unsigned skew": (
         banner("coordinate unsigned-integer skew-symmetric") + "2 2 1\n2 1 5\n",
         None,

@@ -239,19 +239,6 @@ def test_the_page_has_the_tables_of_the_results_that_are_kept(tmp_path, monkeypa
         table.write(RESULTS)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--sections", "large"], "section large needs --device cuda"),
-        (["--ranks", "0"], "'0' is no number of 1 or more"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(capsys, arguments, complaint):
-    with pytest.raises(SystemExit):
-        distributed.main(["--device", "cpu", *arguments])
-    assert complaint in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_training_over_ranks_is_measured(tmp_path):
     arguments = ["--device", "cpu", "--ranks", "1,2", "--graphs", "small", "--quick"]
