@@ -7,16 +7,11 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from test_io_limits import save
 
 from sparsefmt import COO
 from sparsefmt.errors import FileFormatError
 from sparsefmt.io import read, write
-
-
-def save(tmp_path, name, text):
-    path = tmp_path / name
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return path
 
 
 def edges(A):

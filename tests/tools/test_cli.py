@@ -142,14 +142,6 @@ def test_values_that_would_be_rounded_need_a_dtype(folder, sparsefmt, command):
     assert sparsefmt(*command, "big.mtx", "--dtype", "float32").code == 0
 
 
-def test_convert_overwrites_when_forced(folder, sparsefmt):
-    assert sparsefmt("convert", "small.mtx", "graph.npz", "--force").code == 0
-    assert graph_io.read("graph.npz").shape == (3, 4)
-    done = sparsefmt("convert", "graph.npz", "graph.npz", "--format", "csc", "--force")
-    assert done.code == 0
-    assert graph_io.read("graph.npz") == graph_io.read("small.mtx")
-
-
 DRAWN = {
     "plot graph.npz": "spy.png",
     "plot graph.npz -o a.svg": "a.svg",

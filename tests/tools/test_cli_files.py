@@ -343,4 +343,5 @@ def test_force_overwrites_and_nothing_else_does(folder, capsys, target):
     assert f"{target} exists: give another name, or --force to overwrite it" in err
     assert (folder / target).read_text() == "old"
     assert main(["convert", "in.npz", target, "--force"]) == 0
-    assert read(folder / target).nnz == 3000
+    assert main(["convert", target, target, "--format", "csc", "--force"]) == 0
+    assert read(folder / target) == read(folder / "in.npz").sorted_indices()

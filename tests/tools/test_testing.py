@@ -558,22 +558,28 @@ def test_examples_of_docstrings_run(module):
     assert result.failed == 0
 
 
+def in_python(command, cwd=None, **variables):
+    """Run a command in a fresh interpreter; what it prints."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=cwd,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def test_pasted_example_passes_in_a_new_users_project(tmp_path):
     """A fresh process, which compiles, under hypothesis' own profile and deadline, also in CI."""
     page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "test_pasted.py").write_text(block, encoding="utf-8")
     (tmp_path / "pytest.ini").touch()  # the settings of no folder above
-    options = ["-W", "error", "--hypothesis-profile=default"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
+    command = ["-m", "pytest", "-W", "error", "--hypothesis-profile=default"]
+    done = in_python(command, cwd=tmp_path, PYTHONPATH=str(ROOT), PYTEST_ADDOPTS="")
+    assert "1 passed" in done
 
 
 def test_page_names_every_option_and_function():
@@ -601,18 +607,7 @@ def python(tmp_path):
     for name, text in METADATA.items():
         (folder / name).write_text(text, encoding="utf-8")
     paths = os.pathsep.join([str(tmp_path), str(ROOT)])
-
-    def run(code):
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", code],
-            env={**os.environ, "PYTHONPATH": paths},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.split()
-
-    return run
+    return lambda code: in_python(["-W", "error", "-c", code], PYTHONPATH=paths).split()
 
 
 def test_importing_hypothesis_loads_no_format_and_no_array_library(python):
