@@ -477,10 +477,6 @@ def frozen(A: Any) -> Any:
 
 
 OPERATIONS = {
-    "coo": operator.methodcaller("tocoo"),
-    "csr": operator.methodcaller("tocsr"),
-    "csc": operator.methodcaller("tocsc"),
-    "sgt": operator.methodcaller("tosgt", (2, 4)),
     "dense": operator.methodcaller("toarray"),
     "dense perm": operator.methodcaller("toarray_with_perm"),
     "csc perm": operator.methodcaller("tocsc_with_perm"),

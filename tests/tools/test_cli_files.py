@@ -159,23 +159,6 @@ def test_files_of_others_are_not_swept_and_the_longest_name_is_written(folder):
     assert read(path).nnz == 3000
 
 
-def test_a_draft_that_is_swept_before_it_is_locked_is_made_again(folder, monkeypatch):
-    import fcntl
-
-    swept = []
-
-    def flock(raw, how):
-        if not swept:
-            swept.append(Path(raw.name))
-            swept[0].unlink()
-
-    monkeypatch.setattr(bounded.fcntl, "flock", flock)
-    write(folder / "out.csv", read(folder / "in.npz"))
-    assert swept
-    assert hidden(folder) == []
-    assert fcntl.LOCK_EX
-
-
 TARGETS = ["out.npz", "out.mtx", "out.csv", "out.mtx.gz", "out.txt.bz2"]
 
 

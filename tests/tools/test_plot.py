@@ -1,6 +1,5 @@
 """Pictures: what they count, that nothing is cut off, and what they refuse."""
 
-
 import numpy as np
 import pytest
 from matplotlib.text import Text
