@@ -205,23 +205,21 @@ def test_without_ml_dtypes_bfloat16_says_what_to_install(monkeypatch, format):
 # Tensors as components: the constructors take whatever speaks DLPack
 
 
-def test_constructors_share_tensors():
-    indptr, indices, data = torch.tensor([0, 1, 2]), torch.tensor([1, 0]), torch.ones(2)
-    A = CSR(indptr, indices, data, shape=(2, 2))
-    for mine, theirs in zip((A.indptr, A.indices, A.data), (indptr, indices, data), strict=True):
-        assert mine.ctypes.data == theirs.data_ptr()
-    B = CSC(indptr, indices, data, shape=(2, 2))
-    assert B.data.ctypes.data == data.data_ptr()
-    C = COO(indices, indices, data, shape=(2, 2))
-    assert C.row.ctypes.data == indices.data_ptr() == C.col.ctypes.data
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("index_dtype", INDICES)
-def test_components_keep_their_dtypes(dtype, index_dtype):
-    indices = torch.tensor([1, 0], dtype=getattr(torch, index_dtype))
-    A = COO(indices, indices, torch.ones(2, dtype=getattr(torch, dtype)), shape=(2, 2))
-    assert (A.index_dtype, A.dtype) == (index_dtype, dtype)
+def test_constructors_share_tensors(dtype, index_dtype):
+    indptr, indices = torch.tensor([[0, 1, 2], [1, 0, 0]], dtype=getattr(torch, index_dtype))
+    places = {"indptr": indptr, "indices": indices[:2]}
+    data = torch.ones(2, dtype=getattr(torch, dtype))
+    for make, names in (
+        (CSR, places),
+        (CSC, places),
+        (COO, {"row": places["indices"], "col": indptr[:2]}),
+    ):
+        A = make(**names, data=data, shape=(2, 2))
+        assert (A.index_dtype, A.dtype) == (index_dtype, dtype)
+        for name, theirs in (names | {"data": data}).items():
+            assert getattr(A, name).ctypes.data == theirs.data_ptr()
 
 
 def test_components_go_to_torch_without_a_copy_and_come_without_grad():
