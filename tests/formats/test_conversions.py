@@ -5,6 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from op_cases import host
 from test_formats import oracle
 
 import sparsefmt
@@ -83,10 +84,6 @@ def on(xp, A):
         except (TypeError, ValueError) as error:
             pytest.skip(f"this CuPy has no bfloat16: {error}")
     return A.to("cuda")
-
-
-def host(a):
-    return a if isinstance(a, np.ndarray) else a.get()
 
 
 def bits(A):
