@@ -32,9 +32,8 @@ _TYPES = {
     "float64": "double",
 }
 _HEAD = """
-#include <algorithm>
-using std::max;
-using std::min;
+template <typename T> static T max(T a, T b) { return a < b ? b : a; }
+template <typename T> static T min(T a, T b) { return b < a ? b : a; }
 #define __device__
 #define __shared__ static
 static inline void atomicMin(long long* at, long long value) { *at = min(*at, value); }
@@ -43,20 +42,23 @@ template <typename T> static void atomicAdd(T* at, T value) { *at += value; }
 template <typename T> static void atomicOr(T* at, T value) { *at |= value; }
 static inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 """
-#: Threads are contexts with a stack each.  What they tell each other lies in one of two rows by
-#: turns: none writes again to a row before all have read it.
+#: Threads are contexts with a stack each, and jump from one to the next without the system's help.
+#: What they tell each other lies in one of two rows by turns: none writes again to a row before all
+#: have read it.
 _TOGETHER = """
 #include <cstdlib>
 #include <cstring>
+#include <setjmp.h>
 #include <ucontext.h>
 static ucontext_t all, threads[TOGETHER];
+static jmp_buf back, places[TOGETHER];
 static char stacks[TOGETHER][1 << 16];
 static long long told[2][TOGETHER], first_place;
 static int thread_, turns[TOGETHER], running;
 static const long long* tell(long long value) {
     const int turn = turns[thread_]++ % 2;
     told[turn][thread_] = value;
-    swapcontext(&threads[thread_], &all);
+    if (!_setjmp(places[thread_])) _longjmp(back, 1);
     return told[turn] + thread_ / 32 * 32;
 }
 template <typename T> static T __shfl_sync(unsigned mask, T value, unsigned from) {
@@ -78,6 +80,12 @@ static void place(long i);
 static void start() {
     place(first_place + thread_);
     --running;
+    _longjmp(back, 1);
+}
+static void resume() {
+    if (_setjmp(back)) return;
+    if (turns[thread_]) _longjmp(places[thread_], 1);
+    swapcontext(&all, &threads[thread_]);  // it begins
 }
 static void run_together(long long begin) {
     first_place = begin;
@@ -86,12 +94,11 @@ static void run_together(long long begin) {
         turns[thread_] = 0;
         getcontext(&threads[thread_]);
         threads[thread_].uc_stack = {stacks[thread_], 0, sizeof(stacks[thread_])};
-        threads[thread_].uc_link = &all;
         makecontext(&threads[thread_], start, 0);
     }
     while (running) {
         const int before = running;
-        for (thread_ = 0; thread_ < TOGETHER; ++thread_) swapcontext(&all, &threads[thread_]);
+        for (thread_ = 0; thread_ < TOGETHER; ++thread_) resume();
         for (int turn : turns)
             if (turn != turns[0] || (running && running != before)) abort();  // not all asked
     }

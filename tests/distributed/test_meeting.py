@@ -130,7 +130,7 @@ def until(condition, seconds=10.0):
 
 
 def watching(places, timeout, steps=()):
-    """Watches that have begun."""
+    """Watches that have begun, whose main threads have got so far."""
     watches = [Told(place, timeout) for place in places]
     for one, done in zip(watches, steps, strict=False):
         one.progress = lambda done=done: done
@@ -149,10 +149,10 @@ def test_a_silent_rank_is_named_by_all_others(places):
     assert watches[0].said.startswith("rank 2 is gone: no sign of it for 2.")
 
 
-def standing(places, timeout, steps, monkeypatch):
-    """Watches of ranks that all beat, now or later, whose main threads have got so far."""
+@pytest.fixture
+def patience(monkeypatch):
+    """Let ranks beat now or later."""
     monkeypatch.setattr(launch, "_PATIENCE", 60.0)
-    return watching(places, timeout, steps)
 
 
 @ends_a_thread
@@ -164,9 +164,9 @@ def standing(places, timeout, steps, monkeypatch):
         ([(1, 7), (1, 7), (1, 7)], "ranks 0, 1, 2 stand still: no progress for 1."),
     ],
 )
-def test_a_main_thread_that_stands_still_is_named_on_all_ranks(places, steps, who, monkeypatch):
+def test_a_main_thread_that_stands_still_is_named_on_all_ranks(places, steps, who, patience):
     begun = time.monotonic()
-    watches = standing(places[0], 1.0, steps, monkeypatch)
+    watches = watching(places[0], 1.0, steps)
     assert until(lambda: all(one.said for one in watches))
     assert time.monotonic() - begun < 6.0
     assert len({one.said for one in watches}) == 1
@@ -174,18 +174,14 @@ def test_a_main_thread_that_stands_still_is_named_on_all_ranks(places, steps, wh
     assert "--resume" in watches[0].said
 
 
-def leave(watches):
-    at_the_same_time(*(partial(one.__exit__, None, None, None) for one in watches))
-    return [one.said for one in watches if one.said]
-
-
-def test_a_first_epoch_and_slow_epochs_may_take_longer(places, monkeypatch):
-    watches = standing(places[0], 0.5, [(0, 3), (0, 2), (0, 3)], monkeypatch)
+def test_a_first_epoch_and_slow_epochs_may_take_longer(places, patience):
+    watches = watching(places[0], 0.5, [(0, 3), (0, 2), (0, 3)])
     time.sleep(1.5)  # kernels compile
     for one in watches:
         one.progress = lambda: (1, 9)
     time.sleep(1.2)  # as long as before, and twice the timeout
-    assert not leave(watches)
+    at_the_same_time(*(partial(one.__exit__, None, None, None) for one in watches))
+    assert not [one.said for one in watches if one.said]
 
 
 @ends_a_thread

@@ -49,6 +49,13 @@ def refuse(error: type[SparseFmtError], text: str, build: Build, xp: ModuleType 
     assert MEND.search(str(caught.value)), str(caught.value)
 
 
+def changed(make: Any, field: str, value: Any) -> Build:
+    """Build with another value of one argument; NumPy's arrays go to the device."""
+    if isinstance(value, np.ndarray | np.generic):
+        return lambda xp: make(xp, **{field: xp.asarray(value)})
+    return partial(make, **{field: value})
+
+
 def rows_of(*tables: Refusals) -> list[tuple[type[SparseFmtError], str, Build]]:
     return [
         (error, text, build)
@@ -132,224 +139,142 @@ SHAPES = [
     ((2, 2**31), IndexRangeError, r"\(2, 2147483648\) with 2 entries .* int32 .* int64"),
 ]
 
-COOS = {
-    ShapeError: {
-        r"row has shape \(1, 2\): give a 1": lambda xp: coo(xp, row=[[0, 1]]),
-        r"col has shape \(\): give a 1": lambda xp: coo(xp, col=xp.int32(1)),
-        r"col has shape \(3,\): give \(2,\), row and col describe the same entries": lambda xp: coo(
-            xp, col=[1, 0, 1]
+#: What is wrong with one argument of each: its value, the error, and the text.
+WRONG: dict[Any, list[tuple[str, Any, type[SparseFmtError], str]]] = {
+    coo: [
+        *(("shape", shape, error, text) for shape, error, text in SHAPES),
+        ("row", [[0, 1]], ShapeError, r"row has shape \(1, 2\): give a 1"),
+        ("col", np.int32(1), ShapeError, r"col has shape \(\): give a 1"),
+        ("col", [1, 0, 1], ShapeError, r"col has shape \(3,\): give \(2,\), row .*same entries"),
+        ("row", [], ShapeError, r"col has shape \(2,\): give \(0,\)"),
+        ("data", [1, 2, 3], ShapeError, r"data has shape \(3,\) but .* \(2,\): give one value per"),
+        ("data", [[1], [2]], ShapeError, r"data has shape \(2, 1\)"),
+        ("data", np.float32(1), ShapeError, r"data has shape \(\)"),
+        ("row", [0, -1], IndexRangeError, r"row\[1\] is -1 but there are 2 rows: use 0 to 1"),
+        ("row", [2, 0], IndexRangeError, r"row\[0\] is 2 .* 2 rows"),
+        ("col", [0, -7], IndexRangeError, r"col\[1\] is -7"),
+        ("col", [9, 9], IndexRangeError, r"col\[0\] is 9 .* 2 columns"),
+        ("index", np.float32, DtypeError, r"row\.dtype is float32: indices are int32 .*cast"),
+        ("index", bool, DtypeError, r"row\.dtype is bool: indices are"),
+        ("index", np.uint32, DtypeError, r"row\.dtype is uint32"),
+        ("index", np.int16, DtypeError, r"row\.dtype is int16"),
+        ("index", np.complex64, DtypeError, r"is complex64: indices"),
+        ("col", np.zeros(2, np.int64), DtypeError, r"col is int64 but row is int32: give both"),
+        (
+            "data",
+            np.ones(2, np.int64),
+            DtypeError,
+            r"data\.dtype is int64: values .* float16, .*cast",
         ),
-        r"col has shape \(2,\): give \(0,\)": lambda xp: coo(xp, row=[]),
-        r"data has shape \(3,\) but the structure stores \(2,\): give "
-        r"one value per stored entry": lambda xp: coo(xp, data=[1, 2, 3]),
-        r"data has shape \(2, 1\)": lambda xp: coo(xp, data=[[1], [2]]),
-        r"data has shape \(\)": lambda xp: coo(xp, data=xp.float32(1)),
-    },
-    IndexRangeError: {
-        r"row\[1\] is -1 but there are 2 rows: use 0 to 1": lambda xp: coo(xp, row=[0, -1]),
-        r"row\[0\] is 2 .* 2 rows": lambda xp: coo(xp, row=[2, 0]),
-        r"col\[1\] is -7": lambda xp: coo(xp, col=[0, -7]),
-        r"col\[0\] is 9 .* 2 columns": lambda xp: coo(xp, col=[9, 9]),
-        r"row\[0\] is 0 but there are 0 rows: store no entries": lambda xp: coo(
-            xp, row=[0], col=[0], shape=(0, 1)
-        ),
-        r"with 2147483648 entries goes beyond int32 \(at most "
-        r"2147483647\): use int64 indices": lambda xp: COO(huge(xp), huge(xp), shape=(1, 1)),
-    },
-    DtypeError: {
-        r"row\.dtype is float32: indices are int32 or int64, cast": lambda xp: coo(
-            xp, index=np.float32
-        ),
-        r"row\.dtype is bool: indices are": lambda xp: coo(xp, index=bool),
-        r"row\.dtype is uint32": lambda xp: coo(xp, index=np.uint32),
-        r"row\.dtype is int16": lambda xp: coo(xp, index=np.int16),
-        r"is complex64: indices": lambda xp: coo(xp, index=np.complex64),
-        r"col is int64 but row is int32: give both the same index dtype": lambda xp: coo(
-            xp, col=xp.zeros(2, np.int64)
-        ),
-        r"data\.dtype is int64: values are float16, bfloat16, float32 "
-        r"or float64, cast": lambda xp: coo(xp, data=xp.ones(2, np.int64)),
-        r"dtype is bool: values": lambda xp: coo(xp, data=xp.ones(2, bool)),
-        r"data\.dtype is complex64: values are": lambda xp: coo(xp, data=xp.ones(2, np.complex64)),
-        r"is uint8: values": lambda xp: coo(xp, data=xp.ones(2, np.uint8)),
-        r"row is None: give an array": lambda xp: coo(xp, row=None),
-    },
-    UnsupportedError: {
-        r"validate is 'none': use \"full\" or \"cheap\"": lambda xp: coo(xp, validate="none"),
-        r"validate is None": lambda xp: coo(xp, validate=None),
-    },
+        ("data", np.ones(2, bool), DtypeError, r"dtype is bool: values"),
+        ("data", np.ones(2, np.complex64), DtypeError, r"data\.dtype is complex64: values are"),
+        ("data", np.ones(2, np.uint8), DtypeError, r"is uint8: values"),
+        ("row", None, DtypeError, r"row is None: give an array"),
+        ("validate", "none", UnsupportedError, r"validate is 'none': use \"full\" or \"cheap\""),
+        ("validate", None, UnsupportedError, r"validate is None"),
+    ],
+    csr: [
+        ("indptr", [[0, 1, 2]], ShapeError, r"indptr has shape \(1, 3"),
+        ("indices", [[1, 0]], ShapeError, r"indices has shape \(1, 2"),
+        ("indptr", [0, 2], ShapeError, r"indptr has shape \(2,\): give \(3,\), one per row and"),
+        ("indptr", [0, 1, 2, 2], ShapeError, r"shape \(4,\): give \(3"),
+        ("indptr", [], ShapeError, r"indptr has shape \(0,\)"),
+        ("data", [1], ShapeError, r"data has shape \(1,\) but the struc"),
+        ("indptr", None, DtypeError, r"indptr is None: give an arr"),
+        ("indptr", np.zeros(3), DtypeError, r"indptr\.dtype is float64: indices are int32 or"),
+        ("indptr", np.zeros(3, np.uint64), DtypeError, r"is uint64"),
+        ("indices", np.zeros(2, bool), DtypeError, r"indices\.dtype"),
+        ("indices", np.zeros(2, np.int8), DtypeError, r"is int8: ind"),
+        ("indices", np.zeros(2, np.int64), DtypeError, r"is int64 but indptr is int32: give both"),
+        ("data", np.ones(2, np.int32), DtypeError, r"data\.dtype is int32"),
+        ("indptr", [1, 1, 2], FormatError, r"indptr\[0\] is 1: the first pointer must be 0"),
+        ("indptr", [-1, 1, 2], FormatError, r"indptr\[0\] is -1"),
+        ("indptr", [0, 3, 2], FormatError, r"indptr decreases from 3 to 2 at .* 2: pointers must"),
+        ("indptr", [0, -1, 2], FormatError, r"indptr decreases from 0 to -1 at position 1"),
+        ("indptr", [0, 1, 1], FormatError, r"indptr\[-1\] is 1: the last pointer must be 2"),
+        ("indptr", [0, 1, 9], FormatError, r"indptr\[-1\] is 9"),
+        ("indices", [1, -1], IndexRangeError, r"\[1\] is -1 but .* 2 columns: use 0 to 1, or"),
+        ("indices", [2, 5], IndexRangeError, r"indices\[0\] is 2 but"),
+        ("validate", True, UnsupportedError, r"validate is True: use"),
+    ],
+    csc: [
+        ("shape", (2, 3), ShapeError, r"indptr has shape \(3,\): give \(4,\), one per column and"),
+        ("indptr", [0, 2, 1], FormatError, r"indptr decreases"),
+        ("indptr", [0, 0, 0], FormatError, r"indptr\[-1\] is 0: the last"),
+        ("indices", [0, 2], IndexRangeError, r"\[1\] is 2 .* 2 rows"),
+        ("indices", [-2, 0], IndexRangeError, r"\[0\] is -2"),
+        ("shape", (2**31, 2), IndexRangeError, r"beyond int32"),
+    ],
+    cbsr: [
+        ("indices", [[0, 2], [1, 1]], FormatError, r"\[1, 0:2\] is \[1, 1\]: .* ascend and be di"),
+        ("indices", [[2, 0], [1, 2]], FormatError, r"\[0, 0:2\] is \[2, 0"),
+        ("indices", [[0, 2], [1, 3]], IndexRangeError, r"\[1, 1\] is 3 .* 3 columns: use 0 to 2"),
+        ("shape", (2, 2**31), IndexRangeError, r"2147483648\) .* int32"),
+        ("shape", (2, 1), ShapeError, r"k is 2 .* a row has 1 columns"),
+        ("shape", (2, 0), ShapeError, r"k is 2 .* a row has 0 columns"),
+        ("indices", [0, 2], ShapeError, r"indices has shape \(2,\): give \(n_rows, k\) .*== 2"),
+        ("indices", [[[0, 2]]], ShapeError, r"indices has shape \(1, 1, 2\)"),
+        ("shape", (3, 3), ShapeError, r"\(2, 2\): .* n_rows == 3"),
+        ("data", [1, 2], ShapeError, r"data has shape \(2,\) .* \(2, 2\)"),
+        ("index", np.int32, DtypeError, r"\.dtype is int32 but 3 .* as uint8: cast"),
+        ("index", np.uint16, DtypeError, r"uint16 but 3 columns"),
+        ("index", np.float32, DtypeError, r"is float32 but 3 columns"),
+        ("shape", (2, 257), DtypeError, r"uint8 but 257 .* stored as uint16"),
+        ("data", None, DtypeError, r"data is None: a CBSR holds features"),
+        ("data", np.ones((2, 2), np.int32), DtypeError, r"data\.dtype is int32: values are"),
+    ],
+    sgt: [
+        ("window_ptr", [[0, 2, 3]], ShapeError, r"window_ptr has shape \(1, 3\)"),
+        ("window_ptr", [0, 3], ShapeError, r"\(2,\): give \(3,\), one per window and an end"),
+        ("window_ptr", [1, 2, 3], FormatError, r"window_ptr\[0\] is 1: the first"),
+        ("window_ptr", [0, 4, 3], FormatError, r"window_ptr decreases from 4 to 3 at pos"),
+        ("window_ptr", [0, 2, 2], FormatError, r"window_ptr\[-1\] is 2: the last .* be 3"),
+        ("window_ptr", [0, 1, 3], FormatError, r"columns\[2, 0\] is 0: columns of a window"),
+        ("tile_ptr", [[0, 2, 3, 4]], ShapeError, r"tile_ptr has shape \(1, 4\)"),
+        ("tile_ptr", [0, 2, 4], ShapeError, r"\(3,\): give \(4,\), one per tile and an end"),
+        ("tile_ptr", [1, 2, 3, 4], FormatError, r"tile_ptr\[0\] is 1: the first pointer"),
+        ("tile_ptr", [0, 3, 2, 4], FormatError, r"tile_ptr decreases from 3 to 2"),
+        ("tile_ptr", [0, 2, 3, 3], FormatError, r"tile_ptr\[-1\] is 3: the last .* be 4"),
+        ("tile_ptr", [0, 1, 3, 4], FormatError, r"slots\[1\] lies in a tile column that is"),
+        ("columns", [0, 1, 2, -1, 0, -1], ShapeError, r"columns has shape \(6,\): give \(n_ti"),
+        ("columns", [[0, 1, 2]], ShapeError, r"columns has shape \(1, 3\): .* width == 2"),
+        ("columns", [[0, 1], [2, -1]], ShapeError, r"tile_ptr has shape \(4,\): give \(3,\)"),
+        ("columns", [[0, 1], [3, -1], [0, -1]], IndexRangeError, r"columns\[1, 0\] is 3 but"),
+        ("columns", [[0, 1], [2, -2], [0, -1]], IndexRangeError, r"columns\[1, 1\] is -2 but"),
+        ("columns", [[1, 0], [2, -1], [0, -1]], FormatError, r"columns\[0, 1\] is 0: "),
+        ("columns", [[0, 0], [2, -1], [0, -1]], FormatError, r"must ascend and be distinct"),
+        ("columns", [[0, 2], [1, -1], [0, -1]], FormatError, r"columns\[1, 0\] is 1: col"),
+        ("columns", [[0, -1], [2, -1], [0, -1]], FormatError, r"columns\[1, 0\] is 2"),
+        ("columns", [[0, 1], [-1, 2], [0, -1]], FormatError, r"columns\[1, 0\] is -1"),
+        ("columns", [[0, 1], [2, -1], [-1, -1]], FormatError, r"columns\[2, 0\] is -1: .*dding"),
+        ("slots", [[0, 3, 0, 0]], ShapeError, r"slots has shape \(1, 4\): give \(4,\), one per"),
+        ("slots", [0, 3, 0], ShapeError, r"slots has shape \(3,\): give \(4,\)"),
+        ("slots", [0, 4, 0, 0], IndexRangeError, r"slots\[1\] is 4 .* 4 cells in a tile"),
+        ("slots", [0, 3, 1, 0], FormatError, r"slots\[2\] lies in a tile column that is pad"),
+        ("slots", [0, 3, 0, 2], FormatError, r"slots\[3\] lies below the last row"),
+        ("slots", [3, 0, 0, 0], FormatError, r"do not ascend by \(column, order\) .* 1: so"),
+        ("slots", [2, 3, 0, 0], FormatError, r"order puts a later row at place 0 than at 1"),
+        ("order", [[0, 2, 1, 3]], ShapeError, r"order has shape \(1, 4\): give a 1-D array"),
+        ("order", [0, 2, 1], ShapeError, r"slots has shape \(4,\): give \(3,\), .* as in order"),
+        ("order", [0, 2, 1, 4], IndexRangeError, r"order\[3\] is 4 but there are 4 entries"),
+        ("order", [0, 2, -1, 3], IndexRangeError, r"order\[2\] is -1 but there are 4 ent"),
+        ("order", [0, 2, 0, 3], FormatError, r"order never names 1: it must be a permutation"),
+        ("order", [0, 1, 2, 3], FormatError, r"order puts a later row at place 1 than at 2"),
+        ("data", [1, 2, 3], ShapeError, r"data has shape \(3,\) but the structure stores \(4"),
+        ("tile", (0, 8), ShapeError, r"tile is \(0, 8\): sizes are positive"),
+        ("tile", (16, -8), ShapeError, r"tile is \(16, -8\): sizes are positive"),
+        ("tile", (257, 256), ShapeError, r"tile is \(257, 256\): .* at most 65536 cells"),
+        ("tile", "16x8", ShapeError, r"tile is '16x8': give two integers \(height, width\)"),
+        ("tile", (16,), ShapeError, r"tile is \(16,\): give two integers"),
+        ("tile", (1, 2, 3), ShapeError, r"tile is \(1, 2, 3\): give two integers"),
+        ("tile", (2.0, 2), ShapeError, r"tile is \(2\.0, 2\): give two integers"),
+        ("tile", None, ShapeError, r"tile is None: give two integers"),
+        ("tile", (2, 3), ShapeError, r"columns has shape \(3, 2\): .* width == 3"),
+        ("shape", (5, 3), ShapeError, r"window_ptr has shape \(3,\): give \(4,\)"),
+        ("shape", (3, 2), IndexRangeError, r"columns\[1, 0\] is 2 but there are 2 col"),
+        ("shape", (-3, 3), ShapeError, r"shape is \(-3, 3\): sizes cannot be negative"),
+    ],
 }
-
-COMPRESSED = {
-    ShapeError: {
-        r"indptr has shape \(1, 3": lambda xp: csr(xp, indptr=[[0, 1, 2]]),
-        r"indices has shape \(1, 2": lambda xp: csr(xp, indices=[[1, 0]]),
-        r"indptr has shape \(2,\): give \(3,\), one per row and an end": lambda xp: csr(
-            xp, indptr=[0, 2]
-        ),
-        r"shape \(4,\): give \(3": lambda xp: csr(xp, indptr=[0, 1, 2, 2]),
-        r"indptr has shape \(0,\)": lambda xp: csr(xp, indptr=[]),
-        r"indptr has shape \(3,\): give \(4,\), one per column and an end": lambda xp: csc(
-            xp, shape=(2, 3)
-        ),
-        r"data has shape \(1,\) but the struc": lambda xp: csr(xp, data=[1]),
-    },
-    DtypeError: {
-        r"indptr is None: give an arr": lambda xp: csr(xp, indptr=None),
-        r"indptr\.dtype is float64: indices are int32 or int64": lambda xp: csr(
-            xp, indptr=xp.zeros(3)
-        ),
-        r"is uint64": lambda xp: csr(xp, indptr=xp.zeros(3, np.uint64)),
-        r"indices\.dtype": lambda xp: csr(xp, indices=xp.zeros(2, bool)),
-        r"is int8: ind": lambda xp: csr(xp, indices=xp.zeros(2, np.int8)),
-        r"indices is int64 but indptr is int32: give both the same index dtype": lambda xp: csr(
-            xp, indices=xp.zeros(2, np.int64)
-        ),
-        r"data\.dtype is int32": lambda xp: csr(xp, data=xp.ones(2, np.int32)),
-    },
-    FormatError: {
-        r"indptr\[0\] is 1: the first pointer must be 0": lambda xp: csr(xp, indptr=[1, 1, 2]),
-        r"indptr\[0\] is -1": lambda xp: csr(xp, indptr=[-1, 1, 2]),
-        r"indptr decreases from 3 to 2 at position 2: pointers must not decrease": lambda xp: csr(
-            xp, indptr=[0, 3, 2]
-        ),
-        r"indptr decreases from 0 to -1 at position 1": lambda xp: csr(xp, indptr=[0, -1, 2]),
-        r"indptr\[-1\] is 1: the last pointer must be 2": lambda xp: csr(xp, indptr=[0, 1, 1]),
-        r"indptr\[-1\] is 9": lambda xp: csr(xp, indptr=[0, 1, 9]),
-        r"indptr\[-1\] is 1: the last pointer must be 0": lambda xp: csr(
-            xp, indptr=[0, 0, 1], indices=[]
-        ),
-        r"indptr decreases": lambda xp: csc(xp, indptr=[0, 2, 1]),
-        r"indptr\[-1\] is 0: the last": lambda xp: csc(xp, indptr=[0, 0, 0]),
-    },
-    IndexRangeError: {
-        r"indices\[1\] is -1 but there are 2 columns: use 0 to 1, or a larger shape": lambda xp: (
-            csr(xp, indices=[1, -1])
-        ),
-        r"indices\[0\] is 2 but": lambda xp: csr(xp, indices=[2, 5]),
-        r"\[1\] is 2 .* 2 rows": lambda xp: csc(xp, indices=[0, 2]),
-        r"\[0\] is -2": lambda xp: csc(xp, indices=[-2, 0]),
-        r"with 2147483648 entries goes beyond int32 .* use int64 indices": lambda xp: csr(
-            xp, indices=huge(xp)
-        ),
-        r"beyond int32": lambda xp: csc(xp, shape=(2**31, 2)),
-    },
-    UnsupportedError: {
-        r"validate is True: use": lambda xp: csr(xp, validate=True),
-    },
-}
-
-CBSRS = {
-    FormatError: {
-        r"indices\[1, 0:2\] is \[1, 1\]: columns of a row must ascend and be distinct": lambda xp: (
-            cbsr(xp, indices=[[0, 2], [1, 1]])
-        ),
-        r"\[0, 0:2\] is \[2, 0": lambda xp: cbsr(xp, indices=[[2, 0], [1, 2]]),
-        r"indices\[0, 2:4\] is \[3, 2\]: columns of a row must ascend": lambda xp: cbsr(
-            xp, [[0, 1, 3, 2]], [[1, 2, 3, 4]], (1, 4)
-        ),
-    },
-    IndexRangeError: {
-        r"indices\[1, 1\] is 3 but there are 3 columns: use 0 to 2": lambda xp: cbsr(
-            xp, indices=[[0, 2], [1, 3]]
-        ),
-        r"indices\[0, 0\] is -1 but there are 70000 columns": lambda xp: cbsr(
-            xp, [[-1]], [[1]], (1, 70000), np.int32
-        ),
-        r"2147483648\) .* int32": lambda xp: cbsr(xp, shape=(2, 2**31)),
-    },
-    ShapeError: {
-        r"k is 0 \(indices\.shape\[1\]\) but a row has 3 columns: k "
-        r"lies between 1 and n_cols": lambda xp: cbsr(
-            xp, xp.zeros((2, 0), np.uint8), xp.zeros((2, 0), np.float32)
-        ),
-        r"k is 2 .* a row has 1 columns": lambda xp: cbsr(xp, shape=(2, 1)),
-        r"k is 2 .* a row has 0 columns": lambda xp: cbsr(xp, shape=(2, 0)),
-        r"indices has shape \(2,\): give \(n_rows, k\) with n_rows == 2": lambda xp: cbsr(
-            xp, indices=[0, 2]
-        ),
-        r"indices has shape \(1, 1, 2\)": lambda xp: cbsr(xp, indices=[[[0, 2]]]),
-        r"\(2, 2\): .* n_rows == 3": lambda xp: cbsr(xp, shape=(3, 3)),
-        r"data has shape \(2,\) .* \(2, 2\)": lambda xp: cbsr(xp, data=[1, 2]),
-    },
-    DtypeError: {
-        r"indices\.dtype is int32 but 3 columns are stored as uint8: cast": lambda xp: cbsr(
-            xp, index=np.int32
-        ),
-        r"uint16 but 3 columns": lambda xp: cbsr(xp, index=np.uint16),
-        r"is float32 but 3 columns": lambda xp: cbsr(xp, index=np.float32),
-        r"uint8 but 257 .* stored as uint16": lambda xp: cbsr(xp, shape=(2, 257)),
-        r"uint16 but 65537 columns are stored as int32": lambda xp: cbsr(
-            xp, shape=(2, 65537), index=np.uint16
-        ),
-        r"int64 but 70000 columns are stored as int32": lambda xp: cbsr(
-            xp, shape=(2, 70000), index=np.int64
-        ),
-        r"data is None: a CBSR holds features": lambda xp: cbsr(xp, data=None),
-        r"data\.dtype is int32: values are": lambda xp: cbsr(xp, data=xp.ones((2, 2), np.int32)),
-        r"index_dtype is 'nope', which is no NumPy dtype": lambda xp: cbsr(xp).astype(
-            index_dtype="nope"
-        ),
-        r"data is None": lambda xp: cbsr(xp).with_data(None),
-    },
-    UnsupportedError: {
-        r"index_dtype is .*int64.* but a CBSR of 3 columns stores "
-        r"them as uint8: use \.tocsr": lambda xp: cbsr(xp).astype(index_dtype=np.int64),
-        r"columns: .* use A\.tocsr\(\)\[": lambda xp: cbsr(xp)[:, :1],
-    },
-}
-
-SGTS = [
-    ("window_ptr", [[0, 2, 3]], ShapeError, r"window_ptr has shape \(1, 3\)"),
-    ("window_ptr", [0, 3], ShapeError, r"\(2,\): give \(3,\), one per window and an end"),
-    ("window_ptr", [1, 2, 3], FormatError, r"window_ptr\[0\] is 1: the first"),
-    ("window_ptr", [0, 4, 3], FormatError, r"window_ptr decreases from 4 to 3 at pos"),
-    ("window_ptr", [0, 2, 2], FormatError, r"window_ptr\[-1\] is 2: the last .* be 3"),
-    ("window_ptr", [0, 1, 3], FormatError, r"columns\[2, 0\] is 0: columns of a window"),
-    ("tile_ptr", [[0, 2, 3, 4]], ShapeError, r"tile_ptr has shape \(1, 4\)"),
-    ("tile_ptr", [0, 2, 4], ShapeError, r"\(3,\): give \(4,\), one per tile and an end"),
-    ("tile_ptr", [1, 2, 3, 4], FormatError, r"tile_ptr\[0\] is 1: the first pointer"),
-    ("tile_ptr", [0, 3, 2, 4], FormatError, r"tile_ptr decreases from 3 to 2"),
-    ("tile_ptr", [0, 2, 3, 3], FormatError, r"tile_ptr\[-1\] is 3: the last .* be 4"),
-    ("tile_ptr", [0, 1, 3, 4], FormatError, r"slots\[1\] lies in a tile column that is"),
-    ("columns", [0, 1, 2, -1, 0, -1], ShapeError, r"columns has shape \(6,\): give \(n_ti"),
-    ("columns", [[0, 1, 2]], ShapeError, r"columns has shape \(1, 3\): .* width == 2"),
-    ("columns", [[0, 1], [2, -1]], ShapeError, r"tile_ptr has shape \(4,\): give \(3,\)"),
-    ("columns", [[0, 1], [3, -1], [0, -1]], IndexRangeError, r"columns\[1, 0\] is 3 but"),
-    ("columns", [[0, 1], [2, -2], [0, -1]], IndexRangeError, r"columns\[1, 1\] is -2 but"),
-    ("columns", [[1, 0], [2, -1], [0, -1]], FormatError, r"columns\[0, 1\] is 0: "),
-    ("columns", [[0, 0], [2, -1], [0, -1]], FormatError, r"must ascend and be distinct"),
-    ("columns", [[0, 2], [1, -1], [0, -1]], FormatError, r"columns\[1, 0\] is 1: col"),
-    ("columns", [[0, -1], [2, -1], [0, -1]], FormatError, r"columns\[1, 0\] is 2"),
-    ("columns", [[0, 1], [-1, 2], [0, -1]], FormatError, r"columns\[1, 0\] is -1"),
-    ("columns", [[0, 1], [2, -1], [-1, -1]], FormatError, r"columns\[2, 0\] is -1: .*dding"),
-    ("slots", [[0, 3, 0, 0]], ShapeError, r"slots has shape \(1, 4\): give \(4,\), one per"),
-    ("slots", [0, 3, 0], ShapeError, r"slots has shape \(3,\): give \(4,\)"),
-    ("slots", [0, 4, 0, 0], IndexRangeError, r"slots\[1\] is 4 .* 4 cells in a tile"),
-    ("slots", [0, 3, 1, 0], FormatError, r"slots\[2\] lies in a tile column that is pad"),
-    ("slots", [0, 3, 0, 2], FormatError, r"slots\[3\] lies below the last row"),
-    ("slots", [3, 0, 0, 0], FormatError, r"do not ascend by \(column, order\) .* 1: so"),
-    ("slots", [2, 3, 0, 0], FormatError, r"order puts a later row at place 0 than at 1"),
-    ("order", [[0, 2, 1, 3]], ShapeError, r"order has shape \(1, 4\): give a 1-D array"),
-    ("order", [0, 2, 1], ShapeError, r"slots has shape \(4,\): give \(3,\), .* as in order"),
-    ("order", [0, 2, 1, 4], IndexRangeError, r"order\[3\] is 4 but there are 4 entries"),
-    ("order", [0, 2, -1, 3], IndexRangeError, r"order\[2\] is -1 but there are 4 ent"),
-    ("order", [0, 2, 0, 3], FormatError, r"order never names 1: it must be a permutation"),
-    ("order", [0, 1, 2, 3], FormatError, r"order puts a later row at place 1 than at 2"),
-    ("data", [1, 2, 3], ShapeError, r"data has shape \(3,\) but the structure stores \(4"),
-    ("tile", (0, 8), ShapeError, r"tile is \(0, 8\): sizes are positive"),
-    ("tile", (16, -8), ShapeError, r"tile is \(16, -8\): sizes are positive"),
-    ("tile", (257, 256), ShapeError, r"tile is \(257, 256\): .* at most 65536 cells"),
-    ("tile", "16x8", ShapeError, r"tile is '16x8': give two integers \(height, width\)"),
-    ("tile", (16,), ShapeError, r"tile is \(16,\): give two integers"),
-    ("tile", (1, 2, 3), ShapeError, r"tile is \(1, 2, 3\): give two integers"),
-    ("tile", (2.0, 2), ShapeError, r"tile is \(2\.0, 2\): give two integers"),
-    ("tile", None, ShapeError, r"tile is None: give two integers"),
-    ("tile", (2, 3), ShapeError, r"columns has shape \(3, 2\): .* width == 3"),
-    ("shape", (5, 3), ShapeError, r"window_ptr has shape \(3,\): give \(4,\)"),
-    ("shape", (3, 2), IndexRangeError, r"columns\[1, 0\] is 2 but there are 2 col"),
-    ("shape", (-3, 3), ShapeError, r"shape is \(-3, 3\): sizes cannot be negative"),
-]
 SGTS_DTYPES = [
     ("window_ptr", "int64", r"tile_ptr is int32 but window_ptr is int64: give both the same"),
     ("window_ptr", "float32", r"window_ptr\.dtype is float32: indices are"),
@@ -362,33 +287,55 @@ SGTS_DTYPES = [
     ("slots", "int8", r"slots\.dtype is int8 but tiles of"),
     ("slots", "float32", r"slots\.dtype is float32 but tiles of"),
 ]
-SGTS_MORE = {
-    DtypeError: {
-        r"data\.dtype is int8": lambda xp: sgt(xp, data=xp.ones(4, np.int8)),
-        r"order is None: give an array": lambda xp: sgt(xp, order=None),
+
+MORE: Refusals = {
+    FormatError: {
+        r"indptr\[-1\] is 1: the last pointer must be 0": lambda xp: csr(xp, [0, 0, 1], []),
+        r"indices\[0, 2:4\] is \[3, 2\]: columns of a row must ascend": lambda xp: cbsr(
+            xp, [[0, 1, 3, 2]], [[1, 2, 3, 4]], (1, 4)
+        ),
     },
     IndexRangeError: {
+        r"is 0 but there are 0 rows: store no ent": lambda xp: coo(xp, [0], [0], shape=(0, 1)),
+        r"beyond int32 \(at most 2147483647\): use int64 indices": lambda xp: COO(
+            huge(xp), huge(xp), shape=(1, 1)
+        ),
+        r"with 2147483648 entries .* int32 .* use": lambda xp: csr(xp, indices=huge(xp)),
+        r"indices\[0, 0\] is -1 but there are 70000 columns": lambda xp: cbsr(
+            xp, [[-1]], [[1]], (1, 70000), np.int32
+        ),
         r"with 2147483648 entries goes beyond int32": lambda xp: sgt(
             xp, order=huge(xp), slots=huge(xp, np.uint8)
         ),
+    },
+    ShapeError: {
+        r"k is 0 .* a row has 3 columns: k lies between 1 and n_cols": lambda xp: cbsr(
+            xp, xp.zeros((2, 0), np.uint8), xp.zeros((2, 0), np.float32)
+        ),
+    },
+    DtypeError: {
+        r"uint16 but 65537 .* as int32": lambda xp: cbsr(xp, shape=(2, 65537), index=np.uint16),
+        r"int64 but 70000 .* as int32": lambda xp: cbsr(xp, shape=(2, 70000), index=np.int64),
+        r"'nope', which is no NumPy dtype": lambda xp: cbsr(xp).astype(index_dtype="nope"),
+        r"data is None": lambda xp: cbsr(xp).with_data(None),
+        r"data\.dtype is int8": lambda xp: sgt(xp, data=xp.ones(4, np.int8)),
+        r"order is None: give an array": lambda xp: sgt(xp, order=None),
+    },
+    UnsupportedError: {
+        r"3 columns .* uint8: use \.tocsr": lambda xp: cbsr(xp).astype(index_dtype=np.int64),
+        r"columns: .* use A\.tocsr\(\)\[": lambda xp: cbsr(xp)[:, :1],
     },
 }
 
 CONVERSIONS = {
     UnsupportedError: {
-        r"format is 'bsr': use one of coo, csr, csc, sgt, cbsr, or \.toarray\(\)": lambda xp: good(
-            xp
-        ).asformat("bsr"),
+        r"'bsr': use one of coo, .*cbsr, or \.toarray\(\)": lambda xp: good(xp).asformat("bsr"),
         r"format is None: use one of": lambda xp: good(xp).asformat(None),
         r"format is 'x': use": lambda xp: good(xp).asformat_with_perm("x"),
-        r"tile is no option of 'csc': only \"sgt\" has one, tile": lambda xp: good(xp).asformat(
-            "csc", tile=(16, 8)
-        ),
+        r"of 'csc': only \"sgt\" has one, tile": lambda xp: good(xp).asformat("csc", tile=(16, 8)),
         r"of 'coo'": lambda xp: good(xp).asformat("coo", tile=(8, 8)),
         r"of 'csr'": lambda xp: good(xp).asformat("csr", tile=(2, 2)),
-        r"width is no option of 'sgt': only \"sgt\" has one, tile": lambda xp: good(xp).asformat(
-            "sgt", width=8
-        ),
+        r"width is no option of 'sgt': only": lambda xp: good(xp).asformat("sgt", width=8),
         r"format is 'bsr'": lambda xp: from_dense(xp.ones((1, 1)), "bsr"),
         r"maxk\(X, k\)": lambda xp: from_dense(xp.ones((1, 1)), "cbsr"),
         r"tile is no": lambda xp: from_dense(xp.ones((1, 1)), tile=(2, 2)),
@@ -411,9 +358,7 @@ CONVERSIONS = {
         r"X\.dtype is int64: values": lambda xp: from_dense(xp.ones((1, 1), int)),
         r"X\.dtype is bool: values": lambda xp: from_dense(xp.ones((1, 1), bool)),
         r"X is None: give an array": lambda xp: from_dense(None),
-        r"index_dtype is uint32: indices are int32 or int64": lambda xp: from_dense(
-            xp.ones((1, 1)), index_dtype=np.uint32
-        ),
+        r"is uint32: indices": lambda xp: from_dense(xp.ones((1, 1)), index_dtype=np.uint32),
     },
     OutOfMemoryError: {
         r"a dense array of shape \(1099511627776, 1099511627776\) "
@@ -432,9 +377,7 @@ METHODS = {
         r"'f4,,', which is no Num": lambda xp: good(xp).astype("f4,,"),
         r"which is no NumPy dtyp": lambda xp: good(xp).astype({"names": 1}),
         r"dtype is int64: values are": lambda xp: csr(xp).astype(int),
-        r"index_dtype is int16: indices are int32 or int64": lambda xp: good(xp).astype(
-            index_dtype=np.int16
-        ),
+        r"index_dtype is int16: in": lambda xp: good(xp).astype(index_dtype=np.int16),
         r"is float64: i": lambda xp: csr(xp).astype(index_dtype=float),
         r"'i9', which is": lambda xp: csr(xp).astype(index_dtype="i9"),
         r"dtype is int64": lambda xp: good(xp).with_data(xp.ones(2, int)),
@@ -483,17 +426,9 @@ KEYS = [
     (lambda xp: slice(None, None, 0), DtypeError, r"no slice of integers \(slice step cann"),
     (lambda xp: xp.ones(2), DtypeError, r"rows: the key has dtype float64 and shape \(2"),
     (lambda xp: xp.ones((1, 1), int), DtypeError, r"dtype int64 and shape \(1, 1\); use a sl"),
-    (
-        lambda xp: xp.ones(1, bool),
-        ShapeError,
-        r"rows: the mask has 1 places for 2 rows; give one for each",
-    ),
+    (lambda xp: xp.ones(1, bool), ShapeError, r"has 1 places for 2 rows; give one for each"),
     (lambda xp: (slice(None), xp.ones(9, bool)), ShapeError, r"has 9 places for 2 col"),
-    (
-        lambda xp: xp.asarray([2]),
-        IndexRangeError,
-        r"rows: the key goes from 2 to 2 but there are 2 rows; use -2 to 1",
-    ),
+    (lambda xp: xp.asarray([2]), IndexRangeError, r"from 2 to 2 but .* 2 rows; use -2 to 1"),
     (lambda xp: xp.asarray([0, -3]), IndexRangeError, r"rows: the key goes from -3 to 0 but"),
     (lambda xp: (slice(None), xp.asarray([7])), IndexRangeError, r"columns: .* 7 to 7 but"),
     (lambda xp: (slice(1), slice(1), slice(1)), ShapeError, r"got 3 keys: .* give two"),
@@ -501,8 +436,11 @@ KEYS = [
 ]
 
 CASES = [
-    *((error, text, partial(coo, shape=shape)) for shape, error, text in SHAPES),
-    *((error, text, partial(sgt, **{field: value})) for field, value, error, text in SGTS),
+    *(
+        (error, text, changed(make, field, value))
+        for make, rows in WRONG.items()
+        for field, value, error, text in rows
+    ),
     *(
         (DtypeError, text, lambda xp, f=field, d=dtype: sgt(xp, **{f: array(xp, GOOD_SGT[f], d)}))
         for field, dtype, text in SGTS_DTYPES
@@ -516,7 +454,7 @@ CASES = [
         )
         for make in (coo, csr, csc, sgt)
     ),
-    *rows_of(COOS, COMPRESSED, CBSRS, SGTS_MORE, CONVERSIONS, METHODS),
+    *rows_of(MORE, CONVERSIONS, METHODS),
 ]
 
 

@@ -27,18 +27,11 @@ from sparsefmt import (
 from sparsefmt.formats import convert
 from sparsefmt.formats.cbsr import CBSR
 from sparsefmt.generate import power_law
-from sparsefmt.testing import coo, csr, sgt
+from sparsefmt.testing import coo, csr, sgt, stored_entries
 
 structures = st.one_of(csr(), coo(unsorted=True), csr().map(CSR.tocsc), sgt())
 EMPTY = COO(np.zeros(0, np.int32), np.zeros(0, np.int32), shape=(0, 4))
 EDGES = np.array([[3, 0, 1, 0, 3], [1, 1, 0, 2, 2]])  # sources, targets
-
-
-def entries(A):
-    """(row, column, value) in the order of ``A``'s values, on the host."""
-    A = A.to("cpu")
-    triples = A.tocoo() if not A.format == "sgt" else A.tocsr().tocoo()
-    return list(zip(triples.row.tolist(), triples.col.tolist(), A.data.tolist(), strict=True))
 
 
 def numbered(xp, A):
@@ -120,15 +113,15 @@ def test_other_values_reach_every_format(xp, A, flip, built):
         for G in (graph, graph.transposed):
             _ = [G.coo, G.csc, G.sgt((4, 4)), G.stats]
     values = xp.arange(graph.nnz, dtype=xp.float32) + 1
-    expected = sorted(entries(graph.csr.with_data(values[graph.csr_perm])))
+    expected = sorted(stored_entries(graph.csr.with_data(values[graph.csr_perm])))
     there = graph.with_data(values)
     assert there.weighted
     assert there.dtype == np.float32
     for B in (there.coo, there.csc, there.sgt((4, 4))):
-        assert sorted(entries(B)) == expected
+        assert sorted(stored_entries(B)) == expected
     swapped = sorted((j, i, value) for i, j, value in expected)
     for B in (there.transposed.coo, there.transposed.csr, there.transposed.sgt((4, 4))):
-        assert sorted(entries(B)) == swapped
+        assert sorted(stored_entries(B)) == swapped
     assert there.csr.indices is graph.csr.indices
     assert host(there.csr_perm).tolist() == host(graph.csr_perm).tolist()
     bare = there.with_data(None)

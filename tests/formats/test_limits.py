@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sparsefmt import CBSR, COO, CSR, Graph, from_dense
 from sparsefmt.errors import FormatError, IndexRangeError, ShapeError, UnsupportedError
-from sparsefmt.formats import condense, foreign
+from sparsefmt.formats import condense, foreign, primitives
 
 
 @given(st.integers(0, 4), st.integers(1, 9))
@@ -74,6 +74,7 @@ def test_matrices_and_graphs_of_other_values_share_what_was_built():
 @pytest.mark.parametrize("columns", [1, 2, 3, 1000])
 def test_words_hold_64_bits_and_no_more(columns):
     """Columns are ranked where they would not fit."""
+    assert primitives.bits_for(columns) == (columns - 1).bit_length()
     A = CSR([0, columns], np.arange(columns) * 2**50, shape=(1, 2**60 - 2))
     bits = (columns - 1).bit_length()
     layout = condense._layout(A, 2 ** (64 - bits))

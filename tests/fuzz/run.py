@@ -191,8 +191,8 @@ def of_readers(args: argparse.Namespace):
 def of_calls(args: argparse.Namespace):
     """Return a function that runs a round of sequences of calls, and one that returns a report."""
     import torch
+    from calls import Everything
     from devices import poison
-    from gradients import Everything
     from hypothesis import seed as seeded
     from hypothesis.stateful import run_state_machine_as_test
 

@@ -3,8 +3,8 @@
 import numpy as np
 import readers
 import torch
+from calls import Everything
 from devices import LAYOUTS, host, laid_out, poison
-from gradients import Everything
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 

@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from test_io_limits import save
 
 from sparsefmt import COO
 from sparsefmt.errors import FileFormatError, OutOfMemoryError, UnsupportedError
@@ -18,12 +19,6 @@ ENDINGS = ["mtx", "mtx.gz", "mtx.bz2", "csv", "tsv.gz", "txt", "edges.bz2", "npz
 ONE = COO(*np.array([[0], [1]], np.int32), np.array([2.0]), shape=(2, 2))
 LARGEST = 2**53 - 1  #: the last id of an edge list
 SKEW = "%%MatrixMarket matrix coordinate real skew-symmetric\n"
-
-
-def save(tmp_path, name, text):
-    path = tmp_path / name
-    path.write_text(text)
-    return path
 
 
 # Ids that float64 does not hold

@@ -2,7 +2,6 @@
 
 import re
 
-import numpy as np
 import pytest
 
 from sparsefmt import CSR
@@ -65,16 +64,6 @@ def test_every_format_and_back_is_exact(graph, name):
     assert A.tosgt((8, 8)).tocoo().tocsc().tocsr() == A
 
 
-def test_explicit_zeros_survive(graph):
-    A = graph("p2p_gnutella31")
-    zeros = int((A.data == 0).sum())
-    assert 0.05 * A.nnz < zeros < 0.2 * A.nnz
-    for format in ("coo", "csc", "sgt"):
-        B = A.asformat(format).tocsr()
-        assert B.nnz == A.nnz
-        assert int((B.data == 0).sum()) == zeros
-
-
 @pytest.mark.parametrize("ending", ["mtx", "mtx.gz", "csv", "npz"])
 @pytest.mark.parametrize("name", SMALL)
 def test_files_of_every_kind_give_the_graph_back(tmp_path, graph, name, ending):
@@ -82,12 +71,3 @@ def test_files_of_every_kind_give_the_graph_back(tmp_path, graph, name, ending):
     path = tmp_path / f"a.{ending}"
     write(path, A)
     assert read(path, dtype=A.dtype) == A
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_formats_are_read_as_asked(shared_data, graph, name):
-    A = graph(name)
-    for format in ("coo", "csc", "sgt"):
-        B = read(shared_data / f"{name}.npz", format=format)
-        assert B.format == format
-        assert np.array_equal(B.tocsr().indices, A.indices)

@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparsefmt import CSR
 from sparsefmt.errors import FileFormatError
-from sparsefmt.io import read, write
+from sparsefmt.io import read
 
 ROOT = Path(__file__).resolve().parents[2]
 MARKET = b"%%MatrixMarket matrix coordinate real general\n2 2 1\n1 2 5\n"
@@ -101,13 +100,6 @@ def test_a_header_is_read_once_and_first(tmp_path, words):
     path.write_text(f"{line}\n{words}\n")
     with pytest.raises(FileFormatError, match="line 2"):
         read(path)
-
-
-@pytest.mark.parametrize("ending", ["csv", "mtx", "npz", "txt.gz", "mtx.bz2"])
-def test_an_empty_graph_that_is_written_is_read(tmp_path, ending):
-    A = CSR(np.zeros(4, np.int32), np.zeros(0, np.int32), shape=(3, 5))
-    write(tmp_path / f"a.{ending}", A)
-    assert read(tmp_path / f"a.{ending}") == A
 
 
 #: In a process of its own, which nothing traces; seconds of the processor, not of a busy clock.

@@ -129,20 +129,10 @@ def start(
     chosen: dict[str, float] | None = None, lines_of: list[Path] | None = None,
     root: Path = ROOT, memory: int = MEMORY,
 ) -> int:  # fmt: skip
-    """Fork a child that runs tests and writes ``folder/note``; give its number.
+    """Fork a child that runs tests in its own folder and writes ``folder/note``; give its number.
 
-    Parameters
-    ----------
-    tests : list of str
-        Files or folders to collect.
-    folder : Path
-        Of the child's own, for its output and its temporary files.
-    changed : pair of Path and Module, optional
-        File and tree of the mutated module.
-    chosen : dict of test to usual seconds, optional
-        Which tests to run, and in which order; by default all.
-    lines_of : list of Path, optional
-        Files whose lines are noted for each test.
+    It imports ``changed``, a file and its mutated tree; runs the tests of ``chosen`` alone, with
+    their usual seconds, in that order; and notes which test runs which line of ``lines_of``.
     """
     folder.mkdir(parents=True)
     child = os.fork()

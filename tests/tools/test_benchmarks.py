@@ -100,19 +100,22 @@ ROWS = [
             [("x ratio, geomean of 2", 4.0, 2.0, True), ("y ratio, geomean of 1", 1.0, 2.0, False)],
         ),
         (
-            Limit("ratio", "each", least={"b": 9.0}.get, where=lambda row: row["kind"] == "x"),
-            [],
+            Limit("ratio", "each", least=lambda row: {"b": 9.0}.get(row["case"])),
+            [
+                *(
+                    ("a ratio", 2.0, None, True),
+                    ("b ratio", 8.0, 9.0, False),
+                    ("c ratio", 1.0, None, True),
+                )
+            ],
         ),
+        (Limit("ratio", least=1.5, where=lambda row: row["kind"] == "z"), []),
         (Limit("ratio", "median"), [("ratio, median", 2.0, None, True)]),
         (Limit("ratio", "share"), [("ratio, share", 11 / 3, None, True)]),
         (Limit("nothing"), []),
     ],
 )
 def test_limits_judge_rows_by_groups(limit, expected):
-    if limit.of == "each":
-        limit = Limit("ratio", "each", least=lambda row: 9.0 if row["case"] == "b" else None)
-        expected = [(f"{row['case']} ratio", row["ratio"], None, True) for row in ROWS]
-        expected[1] = ("b ratio", 8.0, 9.0, False)
     found = [(one.name, one.value, one.limit, one.ok) for one in limit.targets(ROWS, "cuda")]
     assert found == [(name, pytest.approx(value), *rest) for name, value, *rest in expected]
     assert all(one.limit is None for one in limit.targets(ROWS, "cpu"))

@@ -40,14 +40,6 @@ def test_a_halo_has_no_more_vertices_than_there_are_entries_or_others():
     assert model.even_share(100, 1000, 1) == model.Share(100, 1000, 1.0, 0.0)
 
 
-def test_a_step_of_one_rank_sends_nothing():
-    alone = model.even_share(1e6, 1e7, 1)
-    times = model.step(LAYERS, alone, MACHINE, LINK, ranks=1, parameters=1e6)
-    assert (times.exchange, times.exposed, times.reduce, times.hidden) == (0, 0, 0, 1)
-    products = 3 * 1e7 * 64 * 4 / 1e12
-    assert times.total == pytest.approx(products + 1e6 * (2 * 1000 + 3 * 2000) / 1e13 + 1e-3)
-
-
 def test_products_of_own_rows_hide_the_exchange():
     share = model.Share(1e6, 1e7, 0.5, 1e3)
     hidden = model.step(LAYERS, share, MACHINE, LINK, ranks=2, parameters=1e6)
@@ -236,44 +228,6 @@ def test_one_rank_and_bytes_are_judged():
     assert [one.ok for one in targets_of(few, training.EXCHANGE).values()] == [True, False]
 
 
-def test_memory_and_replication_are_those_of_the_formulas():
-    share = model.Share(10, 100, 0.5, 3)
-    expected = 100 * 8 + 10 * 4 * (5 + 4 * 128) + 3 * (4 * 5 + 2 * 256)
-    assert model.memory(LAYERS, share, features=5, entry=8) == expected
-    assert model.replicated(1024, 2) == (1, 1024)
-    assert model.replicated(1024, 64) == (4, 1024 * (1 / 4 + 8 / 64))
-    for many in (32, 128, 512):
-        assert model.replicated(1, many)[1] == pytest.approx((8 / many) ** 0.5, rel=0.01)
-
-
-def test_more_ranks_of_a_random_graph_stop_helping_beyond_a_node():
-    random = table.SCENARIOS[-1]
-    found = {point.ranks: point for point in table.points(random)}
-    assert found[16].dense.total > found[8].dense.total > found[16].maxk.total
-    assert found[64].replicated < found[64].halo
-    assert not found[1024].fits
-    assert found[1].dense.exchange == found[1].halo == 0
-
-
-STEPS = {
-    "machine": {"device": "a GPU", "date": "2026-01-01T00:00", "commit": "0123456789ab"},
-    "rows": [
-        {"case": "products community sage, 1 rank", "ranks": 1, "ms": 100.0, "plain_ms": 99.0}
-        | {"speed_up": 0.99, "sent_mib": 0.0, "predicted_mib": 0.0},
-        {"case": "products community sage, 2 ranks", "ranks": 2, "ms": 55.0, "plain_ms": 99.0}
-        | {"speed_up": 1.8, "sent_mib": 20.0, "predicted_mib": 19.0, "exchange_ms": 5.0}
-        | {"predicted_ms": 54.0, "hidden": 0.9, "predicted_hidden": 1.0},
-    ],
-}
-
-
-def test_the_table_has_what_was_measured_beside_what_was_predicted():
-    lines = table.measured([{"steps": STEPS}]).splitlines()
-    assert lines[0] == "A training step on a GPU, 2026-01-01, `0123456789ab`:"
-    cells = [cell.strip() for cell in lines[-1].strip("|").split("|")]
-    assert cells[1:] == ["99", "55", "1.80", "54", "5", "90%", "100%", "20", "19"]
-
-
 def test_the_page_has_the_tables_of_the_results_that_are_kept(tmp_path, monkeypatch):
     page, written = table.PAGE.read_text(encoding="utf-8"), tmp_path / "scaling.md"
     written.write_text(page, encoding="utf-8")
@@ -283,19 +237,6 @@ def test_the_page_has_the_tables_of_the_results_that_are_kept(tmp_path, monkeypa
     table.PAGE.write_text("text", encoding="utf-8")
     with pytest.raises(SystemExit, match="lacks the lines <!-- begin: measured"):
         table.write(RESULTS)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--sections", "large"], "section large needs --device cuda"),
-        (["--ranks", "0"], "'0' is no number of 1 or more"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(capsys, arguments, complaint):
-    with pytest.raises(SystemExit):
-        distributed.main(["--device", "cpu", *arguments])
-    assert complaint in capsys.readouterr().err
 
 
 @pytest.mark.slow

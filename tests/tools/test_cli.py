@@ -49,11 +49,11 @@ def sparsefmt(capsys):
     return run
 
 
-def in_process(*arguments: str, code: str = "", **options) -> subprocess.CompletedProcess:
+def in_process(*arguments: str, code: str = "", **variables) -> subprocess.CompletedProcess:
     start = ["-c", code] if code else ["-m", "sparsefmt"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    variables = {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"} | variables
     command = [sys.executable, *start, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, **options)
+    return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
 
 
 # What commands do
@@ -142,14 +142,6 @@ def test_values_that_would_be_rounded_need_a_dtype(folder, sparsefmt, command):
     assert sparsefmt(*command, "big.mtx", "--dtype", "float32").code == 0
 
 
-def test_convert_overwrites_when_forced(folder, sparsefmt):
-    assert sparsefmt("convert", "small.mtx", "graph.npz", "--force").code == 0
-    assert graph_io.read("graph.npz").shape == (3, 4)
-    done = sparsefmt("convert", "graph.npz", "graph.npz", "--format", "csc", "--force")
-    assert done.code == 0
-    assert graph_io.read("graph.npz") == graph_io.read("small.mtx")
-
-
 DRAWN = {
     "plot graph.npz": "spy.png",
     "plot graph.npz -o a.svg": "a.svg",
@@ -198,13 +190,9 @@ def test_the_module_ends_with_the_exit_code(folder, monkeypatch, capsys):
 
 def test_output_that_the_terminal_cannot_show_is_escaped(folder):
     Path("\u56fe.mtx").write_text(MTX)
-    code = "import sys; from sparsefmt.cli import main; sys.exit(main())"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, "info", "\u56fe.mtx"], env=environment, capture_output=True
-    )
+    done = in_process("info", "\u56fe.mtx", PYTHONIOENCODING="ascii")
     assert done.returncode == 0
-    assert done.stdout.startswith(b"\\u56fe.mtx\n")
+    assert done.stdout.startswith("\\u56fe.mtx\n")
 
 
 def test_progress_is_shown_on_a_terminal_only(folder, monkeypatch, capsys):

@@ -193,15 +193,6 @@ def test_demo_of_a_file(tmp_path, monkeypatch, capsys):
     assert Path("sparsefmt-demo.png").stat().st_size > 20_000
 
 
-def test_demo_of_a_real_graph(shared_data, tmp_path, monkeypatch, capsys):
-    """Its explicit zeros survive."""
-    monkeypatch.chdir(tmp_path)
-    path = shared_data / "p2p_gnutella31.npz"
-    assert cli.main(["demo", str(path), "-o", "out.pdf", "--device", "cpu"]) == 0
-    assert "147,892 stored entries" in capsys.readouterr().out
-    assert Path("out.pdf").is_file()
-
-
 def test_exit_code_of_a_wrong_demo_is_1(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "embedded_graph", lambda: GRAPHS["weighted"])

@@ -1,12 +1,10 @@
 """Pictures: what they count, that nothing is cut off, and what they refuse."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from matplotlib.text import Text
 
-from sparsefmt import COO, CSR, UnsupportedError, plot
+from sparsefmt import COO, UnsupportedError, plot
 from sparsefmt.stats import summarize
 
 
@@ -148,11 +146,3 @@ def test_demo_picture_shows_times_and_bytes(tmp_path):
     for text in ("a machine", "1.25", "3.5", "0.75", "CSR", "MiB"):
         assert text in shown
     assert not is_cut_off(fig)
-
-
-def test_real_graph_is_drawn(shared_data: Path, tmp_path):
-    with np.load(shared_data / "karate.npz") as file:
-        A = CSR(file["indptr"], file["indices"], shape=tuple(file["shape"]))
-    fig = plot.draw(A, title="karate.npz")
-    assert not is_cut_off(fig)
-    assert "34 x 34, 156 stored entries" in texts(fig)

@@ -77,13 +77,6 @@ def test_the_permutation_carries_edge_values(xp, A, axis, data):
     assert sorted(host(perm).tolist()) == list(range(A.nnz))
 
 
-@given(A=csr(rectangular=False, weighted=False), data=st.data())
-def test_it_agrees_with_indexing(xp, A, data):
-    order = drawn_order(data, A.n_rows, A.index_dtype)
-    B = on(xp, order).apply(on(xp, A)).to("cpu")
-    assert B.sorted_indices() == A[order.perm][:, order.perm].sorted_indices()
-
-
 @given(n=st.integers(0, 9), data=st.data())
 def test_features_come_back(xp, n, data):
     order = on(xp, drawn_order(data, n))
