@@ -121,7 +121,7 @@ def run(edge_index, n_source, n_target, *, both, progress):
 
 def check(monkeypatch, edge_index, n_source, n_target, *, both=True):
     progress = np.zeros(build.SMALL_BLOCKS, np.int64)
-    run(edge_index, n_source, n_target, both=both, progress=progress)  # whose steps stay there
+    run(np.zeros_like(edge_index[:, :40]), 9, 9, both=both, progress=progress)  # its steps stay
     rows, columns = run(edge_index, n_source, n_target, both=both, progress=progress)
     valid = np.where((edge_index >= 0) & (edge_index < [[n_source], [n_target]]), edge_index, 0)
     graph = Graph(from_edge_index(valid, num_nodes=(n_source, n_target)))
@@ -166,7 +166,7 @@ def test_there_is_room_for_a_few_more():
 def test_words_of_one_place_serve_builds_of_many_and_few_blocks(on_host):
     """Steps that a launch has left there let no later one pass too soon."""
     rng, progress = np.random.default_rng(0), np.zeros(build.SMALL_BLOCKS, np.int64)
-    for nnz in (9000, 40, 9000, 2000):
+    for nnz in (2000, 40, 1500):
         first = next(build._first_steps) + build.STEPS
         run(rng.integers(0, 300, (2, nnz)), 300, 300, both=True, progress=progress)
         assert first < progress.max() < first + build.STEPS

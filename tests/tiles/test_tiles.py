@@ -138,6 +138,7 @@ def check_many_dots(place, csr, tile, X, Y, move=put):
 # spmm, every matrix
 
 
+@pytest.mark.covering("tile", "dtype", "width", one_in=3)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("tile", TILES, ids=str)
@@ -177,7 +178,7 @@ def product_of_slabs(density, dtype, values, width):
     return quick(csr, features(csr.n_cols, width, dtype))
 
 
-@pytest.mark.covering("tile", "dtype", "density", "index_dtype", one_in=4)
+@pytest.mark.covering("tile", "dtype", "density", "index_dtype", one_in=7)
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES)
 @pytest.mark.parametrize("density", [0.02, 0.15, 1.0])
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
@@ -206,7 +207,7 @@ def test_many_slabs_go_to_tensor_cores(monkeypatch):
     assert explained("sddmm", A, X, Y)[0] == "sddmm_sgt_mma"
 
 
-@pytest.mark.covering("tile", "dtype", "width", one_in=3)
+@pytest.mark.covering("tile", "dtype", "width", one_in=7)
 @pytest.mark.parametrize("width", [1, 7, 16, 40, 64, 129])
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("tile", TILES, ids=str)
@@ -231,6 +232,7 @@ def test_every_kind_of_graph(place, tile, kind):
             check(place, B, features(A.n_cols, 40, dtype), reduce="mean")
 
 
+@pytest.mark.covering("reduce", "scales", "dtype", "weighted", one_in=3)
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("scales", SCALES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
@@ -416,7 +418,7 @@ def test_products_of_every_height_and_of_features_that_fill_no_word(place, tile,
             check_many_dots(place, csr, tile, *sides(csr, width, dtype))
 
 
-@pytest.mark.covering("tile", "density", one_in=3)
+@pytest.mark.covering("tile", "density", one_in=5)
 @pytest.mark.parametrize("density", [0.02, 0.3, 1.0])
 @pytest.mark.parametrize("tile", TILES[1:], ids=str)
 def test_products_at_the_entries_of_many_slabs(xp, tile, density, monkeypatch):
