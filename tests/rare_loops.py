@@ -15,8 +15,6 @@ from numba.core.dispatcher import Dispatcher
 FOR_INT64 = {"softmax_of_rows", "arg_da", "products_at_entries", "_row_degrees", "_sample"}
 #: Parameters whose arrays are int64 beside int32 too.
 ALWAYS_INT64 = {"to"}
-#: What names of loops on one thread end with.
-ALONE = "_on_one_thread"
 
 
 def arrays_of(arg: Any) -> list[np.ndarray]:
@@ -49,13 +47,16 @@ def run_for_int32(loop: Any, names: tuple[str, ...], *args: Any) -> Any:
 
 @cache
 def on_one_thread(loop: Any) -> Any:
-    """Return a loop without threads, which compiles in half the time, with a cache of its own."""
+    """Return a loop without threads, which compiles in half the time, with a cache of its own.
+
+    Within loops of threads numba divides by 0 as NumPy does, without an error.
+    """
     own = loop.py_func
     twin = FunctionType(
         own.__code__, own.__globals__, own.__name__, own.__defaults__, own.__closure__
     )
-    twin.__module__, twin.__qualname__ = own.__module__, own.__qualname__ + ALONE
-    return numba.njit(cache=True, nogil=True)(twin)
+    twin.__module__, twin.__qualname__ = own.__module__, f"{own.__qualname__}_on_one_thread"
+    return numba.njit(cache=True, nogil=True, error_model="numpy")(twin)
 
 
 def compile_few(compile_for_args: Any) -> Any:
@@ -63,8 +64,7 @@ def compile_few(compile_for_args: Any) -> Any:
 
     def compiled(loop: Any, *args: Any) -> Any:
         function = loop.py_func
-        is_ours = function.__module__.startswith("sparsefmt.")
-        if not is_ours or function.__qualname__.endswith(ALONE):
+        if not function.__module__.startswith("sparsefmt."):
             return compile_for_args(loop, *args)
         names = function.__code__.co_varnames[: len(args)]
         arrays = [
@@ -77,7 +77,8 @@ def compile_few(compile_for_args: Any) -> Any:
         if "int64" in dtypes and ("float64" in dtypes or function.__name__ not in FOR_INT64):
             return partial(run_for_int32, loop, names)
         is_rare = dtypes & {"uint16", "uint64"} or dtypes & {"float32", "float64"} == {"float64"}
-        if is_rare or not all(array.flags.writeable for array in arrays):
+        is_rare = is_rare or not all(array.flags.writeable for array in arrays)
+        if is_rare and loop.targetoptions.get("parallel"):
             return on_one_thread(loop)
         return compile_for_args(loop, *args)
 
