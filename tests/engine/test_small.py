@@ -68,6 +68,7 @@ def check_spmm(A, X, **options):
     assert intact(np, buffer)
 
 
+@pytest.mark.covering("format", "kind", "index_dtype", "dtype", one_in=3)
 @over_dtypes
 @over_indices
 @over_kinds
@@ -142,6 +143,7 @@ def gat_arguments(A, shape, dtype, options):
     return arrays, options
 
 
+@pytest.mark.covering("self_loops", "kind", "index_dtype", "dtype", one_in=3)
 @over_dtypes
 @over_indices
 @over_kinds
