@@ -176,12 +176,10 @@ def compiled_loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture(scope="session", autouse=True)
-def rare_loops(request: pytest.FixtureRequest) -> Iterator[None]:
+def rare_loops(request: pytest.FixtureRequest) -> None:
     """Compile loops as for users for float32 and int32 alone where the grid is left out."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        if "not grid" in request.config.getoption("markexpr"):
-            import_module("rare_loops").patch(monkeypatch)
-        yield
+    if "not grid" in request.config.getoption("markexpr"):
+        import_module("rare_loops").install()
 
 
 @pytest.fixture

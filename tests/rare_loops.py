@@ -3,6 +3,7 @@
 numba takes 1 to 5 s for a loop of this package, for each dtype of values and of indices.
 """
 
+import os
 from functools import cache, partial
 from types import FunctionType
 from typing import Any
@@ -13,6 +14,8 @@ from numba.core.dispatcher import Dispatcher
 
 #: Loops that are compiled for int64 too, one of a room; the others run on copies in int32.
 FOR_INT64 = {"softmax_of_rows", "arg_da", "products_at_entries", "_row_degrees", "_sample"}
+#: What tells ranks.
+TOLD = "SPARSEFMT_COMPILES_FEW_LOOPS"
 #: Parameters whose arrays are int64 beside int32 too.
 ALWAYS_INT64 = {"to"}
 
@@ -85,6 +88,13 @@ def compile_few(compile_for_args: Any) -> Any:
     return compiled
 
 
-def patch(monkeypatch: Any) -> None:
-    """Have numba compile so."""
-    monkeypatch.setattr(Dispatcher, "_compile_for_args", compile_few(Dispatcher._compile_for_args))
+def install() -> None:
+    """Have numba compile so from here on, and tell ranks, which are processes of their own."""
+    os.environ[TOLD] = "1"
+    Dispatcher._compile_for_args = compile_few(Dispatcher._compile_for_args)
+
+
+def install_if_told() -> None:
+    """Have numba compile so where the process that started this one does."""
+    if TOLD in os.environ:
+        install()
