@@ -175,6 +175,13 @@ def compiled_loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(small, "MOST_OF_ATTENTION", -1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def rare_loops(request: pytest.FixtureRequest) -> None:
+    """Compile loops as for users for float32 and int32 alone where the grid is left out."""
+    if "not grid" in request.config.getoption("markexpr"):
+        import_module("rare_loops").install()
+
+
 @pytest.fixture
 def small_work() -> None:
     """Let sizes decide between compiled loops and those of NumPy and SciPy, as for users."""

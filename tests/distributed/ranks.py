@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from rare_loops import install_if_told
 
 from sparsefmt import autograd, distributed, nn, ops
 
@@ -140,6 +141,7 @@ class Ranks:
 
 def _serve(rank: int, most: int, device: str, path: Path, line: Any) -> None:
     torch.set_num_threads(1)
+    install_if_told()
     sys.path.insert(0, str(Path(__file__).parent))
     if device == "cuda":
         # Multicast by NVLink can put the GPUs of a host that others share out of service.

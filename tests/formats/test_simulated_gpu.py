@@ -166,7 +166,7 @@ def test_rows_of_many_entries_expand(gpu):
     assert CSR(gpu.asarray(ptr), indices, shape=(200, 1)).tocoo().tocsr().nnz == ptr[-1]
 
 
-@pytest.mark.covering("tile", "costs", "index", one_in=3)
+@pytest.mark.covering("tile", "costs", "index", one_in=6)
 @pytest.mark.parametrize("index", ["int32", "int64"])
 @pytest.mark.parametrize("costs", COSTS, ids=str)
 @pytest.mark.parametrize("tile", TILES, ids=str)

@@ -181,7 +181,8 @@ def test_numbers_of_vertices_do_not_matter(device, call):
     )
     cols = rows if call.square else cols
     coo = graph.to("cpu").structure  # edges in their order
-    moved = COO(rows.numpy()[coo.row], cols.numpy()[coo.col], shape=coo.shape)
+    row, col = rows.numpy()[coo.row], cols.numpy()[coo.col]
+    moved = COO(row.astype(coo.row.dtype), col.astype(coo.col.dtype), shape=coo.shape)
     places = {"rows": rows.argsort().to(device), "cols": cols.argsort().to(device)}
 
     def move(value, axis):

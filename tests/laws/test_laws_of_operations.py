@@ -127,12 +127,15 @@ def test_rows_and_columns_end_anywhere(xp, case, dtype, lengths):
         check(xp, case, A, case.arguments(A, dtype, feat=10))
 
 
+@pytest.mark.covering("of_columns", "case", one_in=2)
+@pytest.mark.parametrize("of_columns", [False, True])
 @every_dtype
 @every_function
-def test_rows_and_columns_that_many_blocks_share(xp, case, dtype):
+def test_rows_or_columns_that_many_blocks_share(xp, case, dtype, of_columns):
     """Over 10 000 entries."""
-    for A in (case.matrix(dtype, "long"), case.matrix(dtype, "long").T.asformat(case.format)):
-        check(xp, case, A, case.arguments(A, dtype, feat=8))
+    A = case.matrix(dtype, "long")
+    A = A.T.asformat(case.format) if of_columns else A
+    check(xp, case, A, case.arguments(A, dtype, feat=8))
 
 
 @pytest.mark.covering("layout", "case", one_in=2)
