@@ -47,7 +47,6 @@ _LEAVING = {
     "cbsr": "features_to_keep",
     "gcn": "unit_scales",
     "matmul": "operands",
-    "sampling": "checked_strategy sample_width",
     "tensors.edge_index": "turned",
     "tensors.lifetimes": "noting",
     "tensors.order": "own_values",

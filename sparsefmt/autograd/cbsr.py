@@ -19,7 +19,7 @@ from ..ops.engine.bind import word
 from ..ops.engine.call import call
 from .engine import checks as _check
 from .engine.library import LibraryOp, direct
-from .engine.recording import apart, recorded
+from .engine.recording import apart, recorded, taped
 from .matmul import Factors, csr_operands, factor_gradients, restored, scaled
 from .tensors.prepare import GraphLike, tensors_of
 from .tensors.shared import Shared
@@ -211,23 +211,22 @@ def spgemm(
 
     ``factors`` are edge values, and the scales of rows and columns.
     """
-    out: Tensor
-    if recorded(data, *factors):
-        inputs = apart(data, *factors)
-        out = _Spgemm.apply(*inputs, columns, feat, tensors, reduce)  # type: ignore[no-untyped-call]
-    else:
-        out = SPGEMM(tensors.rows, columns, data, feat, *factors, reduce)
+    return taped(_Spgemm, _spgemm, (data, *factors), columns, feat, tensors, reduce)
+
+
+def _spgemm(data: Tensor, *args: Any) -> Tensor:
+    *factors, columns, feat, tensors, reduce = args
+    out: Tensor = SPGEMM(tensors.rows, columns, data, feat, *factors, reduce)
     return out
 
 
 class _Spgemm(Function):
     @staticmethod
     def forward(ctx: Any, data: Tensor, *args: Any) -> Tensor:
-        *factors, columns, feat, ctx.tensors, ctx.reduce = args
+        *factors, columns, _, ctx.tensors, ctx.reduce = args
         read = any(ctx.needs_input_grad[1:4])  # only the gradients of factors read it
         ctx.save_for_backward(data if read else None, *factors, columns)
-        out: Tensor = SPGEMM(ctx.tensors.rows, columns, data, feat, *factors, ctx.reduce)
-        return out
+        return _spgemm(data, *args)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -283,20 +282,12 @@ def sspmm(tensors: GraphTensors, columns: Tensor, grad: Tensor, *factors: Tensor
 
     ``factors`` are those of ``spgemm``: the scale of rows has one factor for each row of ``grad``.
     """
-    if not recorded(grad, *factors):
-        return _sspmm(tensors, columns, grad, *factors)
-    inputs = apart(grad, *factors)
-    out: Tensor = _Sspmm.apply(*inputs, columns, tensors)  # type: ignore[no-untyped-call]
-    return out
+    return taped(_Sspmm, _sspmm, (grad, *factors), columns, tensors)
 
 
-def _sspmm(
-    tensors: GraphTensors,
-    columns: Tensor,
-    grad: Tensor,
-    *factors: Tensor | None,
-) -> Tensor:
+def _sspmm(grad: Tensor, *args: Any) -> Tensor:
     """Run ``sspmm`` without a gradient: by atomics on a GPU, unless they are ruled out."""
+    *factors, columns, tensors = args
     out: Tensor
     if grad.is_cuda and not torch.are_deterministic_algorithms_enabled():
         out = SSPMM_OUTER(tensors.rows, columns, grad, *factors)
@@ -313,7 +304,7 @@ class _Sspmm(Function):
         read = any(ctx.needs_input_grad[1:4])
         ctx.save_for_backward(grad if read else None, *factors, columns)
         ctx.feat, ctx.reduce = grad.shape[1], "sum"
-        return _sspmm(ctx.tensors, columns, grad, *factors)
+        return _sspmm(grad, *args)
 
     @staticmethod
     def backward(ctx: Any, data: Tensor) -> tuple[Tensor | None, ...]:
@@ -344,11 +335,12 @@ def sddmm_cbsr(
     """Compute ``r[i] c[j] sum_t x[i, columns[j, t]] data[j, t]``: (nnz,); nothing is checked."""
     if recorded(r, c):
         return scaled(tensors, False, sddmm_cbsr(tensors, x, columns, data), r, c)
-    out: Tensor
-    if recorded(x, data):
-        out = _SddmmCbsr.apply(*apart(x, data, r, c), columns, tensors)  # type: ignore[no-untyped-call]
-    else:
-        out = SDDMM_CBSR(tensors.rows, x, columns, data, r, c)
+    return taped(_SddmmCbsr, _sddmm_cbsr, (x, data, r, c), columns, tensors)
+
+
+def _sddmm_cbsr(x: Tensor, data: Tensor, *args: Any) -> Tensor:
+    *scales, columns, tensors = args
+    out: Tensor = SDDMM_CBSR(tensors.rows, x, columns, data, *scales)
     return out
 
 
@@ -360,8 +352,7 @@ class _SddmmCbsr(Function):
         saved = x if needs[1] else None, data if needs[0] else None
         ctx.save_for_backward(*saved, *scales, columns)
         ctx.feat = x.shape[1]
-        out: Tensor = SDDMM_CBSR(ctx.tensors.rows, x, columns, data, *scales)
-        return out
+        return _sddmm_cbsr(x, data, *args)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -221,10 +221,7 @@ def _sums(x: Tensor, own: Tensor | None, bias: Tensor | None, constants: Any) ->
 
 
 class _WithOwn(Function):
-    """A sum or mean over the entries of each row, with a part of the row's own and a bias.
-
-    The constants are one argument: torch looks at each of them in turn.
-    """
+    """A sum or mean over the entries of each row, with a part of the row's own and a bias."""
 
     @staticmethod
     def forward(

@@ -8,12 +8,13 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..ops.engine.bind import flag
-from ..ops.sampling import options as sampling_options
-from ..ops.sampling.options import SampleOptions
+from ..ops.sampling.options import SampleOptions, refuse_both
+from ..ops.sampling.options import strategy as checked
+from ..ops.sampling.options import width as width_of
 from .engine import checks as _check
 from .engine.library import LibraryOp
 from .engine.memory import sums_dtype
-from .engine.recording import apart, once_differentiable, recorded
+from .engine.recording import once_differentiable, recorded, taped
 from .matmul import csr_operands
 from .tensors.prepare import GraphLike, tensors_of
 from .tensors.shared import Shared
@@ -22,6 +23,7 @@ from .tensors.tensors import GraphTensors
 SPMM_SAMPLED = LibraryOp("spmm_sampled")
 SPMM_SAMPLED_DX = LibraryOp("spmm_sampled_dx")
 SPMM_SAMPLED_DA = LibraryOp("spmm_sampled_da")
+checked_strategy, sample_width = checked, width_of  #: for layers, which have no graph yet
 
 _INSTEAD = (
     "give the sample as a graph of its own, which sparsefmt.ops.sample makes, to spmm, whose "
@@ -89,7 +91,7 @@ def sampled_aggregate(
     width, strategy = sample_width("width", width), checked_strategy(strategy)
     flag("mean", mean)
     flag("rescale", rescale)
-    sampling_options.refuse_both(mean, rescale)
+    refuse_both(mean, rescale)
     if isinstance(graph, Shared) and graph.complete is None:
         drawing = {"strategy": strategy, "seed": seed, "mean": mean, "rescale": rescale}
         scales = {"row_scale": row_scale, "col_scale": col_scale}
@@ -103,16 +105,6 @@ def sampled_aggregate(
         with torch.autocast(tensors.kind, enabled=False):
             return _scaled(tensors, options, x, values, r, c)
     return _aggregate(tensors, options, x, values, r, c)
-
-
-def sample_width(name: str, width: int) -> int:
-    """Check how many entries of a row to sample, for a layer that has no graph yet."""
-    return sampling_options.width(name, width)
-
-
-def checked_strategy(strategy: str) -> str:
-    """Check the name of a strategy, for a layer that has no graph yet."""
-    return sampling_options.strategy(strategy)
 
 
 def _scaled(
@@ -137,12 +129,12 @@ def _aggregate(tensors: GraphTensors, options: SampleOptions, *inputs: Tensor | 
 
     ``inputs`` are those, and the scales of rows and columns.
     """
-    out: Tensor
-    if not recorded(*inputs[:2]):
-        out = SPMM_SAMPLED(tensors.rows, *inputs, *options)
-        return out
-    seed, *numbers = options
-    out = _Sampled.apply(*apart(*inputs), tensors, seed, numbers)  # type: ignore[no-untyped-call]
+    return taped(_Sampled, _sampled, inputs, tensors, options)
+
+
+def _sampled(*args: Any) -> Tensor:
+    *inputs, tensors, options = args
+    out: Tensor = SPMM_SAMPLED(tensors.rows, *inputs, *options)
     return out
 
 
@@ -165,11 +157,10 @@ class _ByColumns(Function):
 class _Sampled(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *args: Any) -> Tensor:
-        *factors, ctx.tensors, seed, ctx.options = args
+        *factors, ctx.tensors, (seed, *ctx.options) = args
         saved = x if ctx.needs_input_grad[1] else None  # only the gradient of values reads x
         ctx.save_for_backward(saved, *factors, seed)
-        out: Tensor = SPMM_SAMPLED(ctx.tensors.rows, x, *factors, seed, *ctx.options)
-        return out
+        return _sampled(x, *args)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -181,4 +172,4 @@ class _Sampled(Function):
             dx = gradient(SPMM_SAMPLED_DX, side, grad, values, *options)
         if ctx.needs_input_grad[1]:
             dv = gradient(SPMM_SAMPLED_DA, side, x, grad, *options)
-        return dx, dv, *(None,) * 5
+        return dx, dv, *(None,) * 4

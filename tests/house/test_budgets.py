@@ -11,23 +11,23 @@ from test_architecture import FUNCTION, KERNELS, PACKAGE, SOURCES, imports, modu
 #: docs/decisions that says what the lines buy.
 BUDGETS = {
     ".": 1660,
-    "autograd": 2900,
+    "autograd": 2670,
     "autograd/engine": 1145,
     "autograd/tensors": 1810,
     "cli": 1360,
-    "distributed": 1515,
+    "distributed": 1490,
     "distributed/job": 900,
     "distributed/parts": 970,
     "formats": 3230,
     "graph": 1080,
     "interop": 1280,
     "io": 2140,
-    "model": 3380,
+    "model": 3390,
     "nn": 3770,
     "ops": 60,
-    "ops/attention": 1335,
-    "ops/attention/gat": 2030,
-    "ops/attention/pairwise": 1490,
+    "ops/attention": 1290,
+    "ops/attention/gat": 1950,
+    "ops/attention/pairwise": 1445,
     "ops/cbsr": 2630,
     "ops/edges": 1225,
     "ops/engine": 3920,
@@ -39,7 +39,7 @@ BUDGETS = {
     "plan": 1710,
     "testing": 890,
 }
-MAX_TOTAL = 50850
+MAX_TOTAL = 50400
 MAX_FILES = 14  #: of a folder
 MAX_ANY = 0.05  #: share of parameters typed ``Any``
 
