@@ -53,6 +53,7 @@ def test_gradients_are_adjoint_to_the_sum(xp, A, width, message):
         assert of_vertices == pytest.approx(whole, rel=1e-9, abs=1e-9)
 
 
+@pytest.mark.covering("dtype", "index_dtype", one_in=2)
 @pytest.mark.parametrize("dtype", [np.float16, F32, F64], ids=name_of)
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
 def test_hubs_are_cut_and_put_together(xp, dtype, index_dtype):
