@@ -59,7 +59,7 @@ def mask(x, k):
     return torch.zeros(x.shape).scatter_(1, order[:, :k], 1).bool().to(x.device)
 
 
-@pytest.mark.covering("dtype", "feat", one_in=2)
+@pytest.mark.covering("dtype", "feat", one_in=4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("feat", "k"),  # columns of one, two and four bytes; one of many, half, all

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -162,6 +163,7 @@ def on_a_gpu() -> dict[str, list[str]]:
 def main(group: str, only: str = "") -> None:
     """Run the calls of a group and write their frames as JSON."""
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+    import_module("rare_loops").install_if_told()
     if group == "ranks":
         folder = tempfile.TemporaryDirectory()
         os.environ["STORE"] = f"{folder.name}/store"

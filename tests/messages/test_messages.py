@@ -20,6 +20,7 @@ from sparsefmt.ops import edge_combine, message_aggregate, message_aggregate_bac
 F32, F64 = np.float32, np.float64
 
 
+@pytest.mark.covering("dtype", "index_dtype", one_in=2)
 @pytest.mark.parametrize("dtype", [np.float16, F32, F64], ids=name_of)
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
 def test_hubs_are_cut_and_put_together(xp, dtype, index_dtype):

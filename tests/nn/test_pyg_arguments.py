@@ -257,7 +257,7 @@ PLACES = [(*one, "cpu") for one in SINGLE + TOGETHER]
 PLACES += [pytest.param(*one, "cuda", marks=pytest.mark.gpu) for one in ON_GPU]
 
 
-@pytest.mark.covering("name", "options", "graph", one_in=2)
+@pytest.mark.covering("name", "options", "graph", one_in=3)
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize(("name", "options", "device"), PLACES, ids=name_of)
 def test_an_argument_has_pygs_effect(name, options, device, graph):
