@@ -51,7 +51,7 @@ def refuse(error: type[SparseFmtError], text: str, build: Build, xp: ModuleType 
 
 def changed(make: Any, field: str, value: Any) -> Build:
     """Build with another value of one argument; NumPy's arrays go to the device."""
-    if isinstance(value, np.ndarray | np.generic):
+    if isinstance(value, np.ndarray):
         return lambda xp: make(xp, **{field: xp.asarray(value)})
     return partial(make, **{field: value})
 
