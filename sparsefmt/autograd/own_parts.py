@@ -5,7 +5,8 @@ small operation of torch's takes its part of that.  So a product, the part of ea
 bias are one node and one launch where the factors are constants, and else three of each.
 """
 
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +22,6 @@ from .tensors.order import in_csr_order
 from .tensors.prepare import GraphLike, tensors_of
 from .tensors.shared import Shared
 from .tensors.tensors import GraphTensors
-
-#: Edge values, the scales of rows and columns, and the factors of own parts.
-Factors: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
 def aggregate_with_own(
@@ -152,7 +150,7 @@ def propagate(
 def with_own(
     tensors: GraphTensors,
     x: Tensor,
-    factors: Factors,
+    factors: Sequence[Tensor | None],
     *,
     reduce: str = "sum",
     own: Tensor | None = None,
@@ -167,7 +165,7 @@ def with_own(
 
     Parameters
     ----------
-    factors : tuple
+    factors : sequence of four
         ``a`` in CSR order, ``r``, ``c`` and ``scale``, (n,), each of which may be None, for ones.
         Where a constant ``scale`` is 0, own features add nothing, even if they are Inf or NaN.
     own : Tensor, shape (n, feat), optional
@@ -178,8 +176,10 @@ def with_own(
         Vertices whose own features add nothing.
     """
     values, r, c, scale = factors
-    if bias is not None and (
-        bias.shape != x.shape[1:] or bias.dtype is not x.dtype or bias.device != x.device
+    if bias is not None and not (
+        isinstance(bias, Tensor)
+        and (bias.shape, bias.dtype, bias.device) == (x.shape[1:], x.dtype, x.device)
+        and bias.layout is torch.strided
     ):
         checks.bias(bias, x, tensors)
         bias = bias.to(x.dtype)
