@@ -27,7 +27,7 @@ settings.load_profile("ci")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 # Modules hold a million objects, and whoever walks them all does so for tenths of a second.
-gc.set_threshold(10_000, *gc.get_threshold()[1:])
+gc.set_threshold(50_000, *gc.get_threshold()[1:])
 
 
 @pytest.hookimpl(optionalhook=True)
