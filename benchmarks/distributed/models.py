@@ -17,7 +17,7 @@ from torch.nn import Module
 from torch.nn.functional import cross_entropy
 
 from sparsefmt import CSR, Graph, distributed, reorder
-from sparsefmt.autograd.layers import maps_first
+from sparsefmt.model.maps import maps_first
 from sparsefmt.distributed import DistGraph, balanced
 from sparsefmt.distributed.graph import MAPPED_AGAIN
 from sparsefmt.formats.arrays import namespace

@@ -374,7 +374,7 @@ def _recorded(
 def _forward(ctx: Any, *args: Any) -> Tensor:
     """Run an op that returns statistics; save its tensors and results for backward."""
     *inputs, (ctx.tensors, ctx.op, (seed, *ctx.numbers)) = args
-    inputs.append(seed)
+    inputs = [*inputs, seed]  # torch 2.11 traces no ``append`` here
     ctx.rounds = torch.compiler.is_dynamo_compiling() or bf16_is_allowed()
     out, *statistics = ctx.op(ctx.tensors.rows, *inputs, *ctx.numbers)
     ctx.save_for_backward(*inputs, unversioned(ctx, out), *statistics)

@@ -323,8 +323,12 @@ def test_an_empty_row_is_zero_whatever_its_factor(place, tile, reduce, bad):
     A, X = windows(BF16), features(187, 16, BF16)
     empty = A.lengths == 0
     assert empty.any()
-    for r in (np.where(empty, bad, 1).astype(F32), np.full(A.n_rows, bad, F32)):
-        check(place, A, tile, {"X": X, ROW: r}, reduce=reduce)
+    check(place, A, tile, {"X": X, ROW: np.where(empty, bad, 1).astype(F32)}, reduce=reduce)
+    xp, put_there = place
+    scale = {ROW: put(xp, np.full(A.n_rows, bad, F32))}
+    y = ops.spmm(put_there(A.tosgt(tile)), put(xp, X), reduce=reduce, **scale)
+    assert bool((y[put(xp, np.flatnonzero(empty))] == 0).all())
+    assert not bool(xp.isfinite(y[put(xp, np.flatnonzero(~empty))].astype(F32)).any())
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=name_of)
