@@ -17,11 +17,11 @@ from torch.nn import Module
 from torch.nn.functional import cross_entropy
 
 from sparsefmt import CSR, Graph, distributed, reorder
-from sparsefmt.model.maps import maps_first
 from sparsefmt.distributed import DistGraph, balanced
 from sparsefmt.distributed.graph import MAPPED_AGAIN
 from sparsefmt.formats.arrays import namespace
 from sparsefmt.interop.torch import to_tensor
+from sparsefmt.model.maps import maps_first
 from sparsefmt.nn import GATConv, SAGEConv
 
 from .. import _graphs, _harness
