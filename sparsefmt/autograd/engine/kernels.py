@@ -198,13 +198,14 @@ def _against_bags(
     **__: Any,
 ) -> list[str]:  # fmt: skip
     """List the reasons against ``torch.embedding_bag``."""
-    reasons = [] if type(A) is OfTensors else ["A is no graph of torch"]
-    reasons += against_heads(values, "bags take")
+    if type(A) is not OfTensors:
+        return ["A is no graph of torch"]
+    reasons = against_heads(values, "bags take")
     if reduce not in ("sum", "mean"):
         reasons.append(f"bags do not take a {reduce}")
     # Loops for float64 add up one entry at a time: 3 to 8 times the time of numba's.
     most = _MOST_IN_BAGS if _HAS_BAGS and x.dtype.itemsize < 8 else small.MOST
-    return reasons + small.reasons_against((A.nnz + A.n_rows) * x.shape[1], most)
+    return reasons + small.reasons_against((len(A.indices) + A.shape[0]) * x.shape[1], most)
 
 
 def _bags(
