@@ -195,8 +195,8 @@ def with_own(
     elif one_more:
         y = torch.addcmul(y, (1 + scale).to(y.dtype), own)
     else:
-        if without is None and not scale.requires_grad:
-            without = scale[:, None] == 0
+        if not scale.requires_grad:
+            without = (scale[:, None] == 0) | (False if without is None else without)
         own = own if without is None else own.masked_fill(without, 0)
         y = torch.addcmul(y, scale[:, None], own)
     return y if bias is None else y + bias

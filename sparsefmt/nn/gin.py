@@ -162,8 +162,9 @@ class GINConv(OfNetwork, Convolution):
 
     def _is_one_sum(self, ends: Ends) -> bool:
         """Return True for sums over all entries of rows of one vertex each, here and not shared."""
-        of_all = self.k is None and self._width() is None and self._reductions == SUM
-        return of_all and ends.alike and ends.shared is None and ends.source.dim() == 2
+        one_factor = self.k is None and self._reductions == SUM and self.eps.shape == (1,)
+        local = ends.alike and ends.shared is None and ends.source.dim() == 2
+        return one_factor and local and self._width() is None
 
     def _has_defaults(self) -> bool:
         """Return True if all options are unset, and ``eps`` is a constant."""
@@ -178,7 +179,7 @@ class GINConv(OfNetwork, Convolution):
     ) -> Tensor:
         """Add up features of neighbours, ``1 + eps`` of a vertex's own, and a bias."""
         x, values, _, _ = csr_operands(tensors, x, edge_weight)
-        if self.eps.shape != (1,) or self.eps.device != x.device:
+        if self.eps.device != x.device:
             checks.own_part(self.eps, None, tensors)
         return with_own(tensors, x, (values, None, None, self.eps), one_more=True, bias=bias)
 

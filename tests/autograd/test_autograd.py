@@ -148,6 +148,8 @@ def test_where_own_is_0_own_features_add_nothing_in_any_mode(device):
     assert compiled(graph, x, scale, own).isfinite().all()
     with torch.autocast(device, dtype=torch.bfloat16):
         assert propagate(graph, x, scale, own).isfinite().all()
+    none = torch.zeros(7, 1, dtype=torch.bool, device=device)
+    assert propagate(graph, x, scale.requires_grad_(), own, without=none).isfinite().all()
     torch._dynamo.reset()
 
 

@@ -188,6 +188,16 @@ def test_parameters_of_another_shape_are_refused(device):
         gin(x, graph)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_each_vertex_may_have_an_eps_of_its_own(device):
+    layer, x = nn.GINConv(torch.nn.Identity()).double().to(device), case("gin", (8, 8), device)[1]
+    eps = layer.eps.detach().clone()
+    graph, factors = graph_of(device), torch.linspace(-1, 1, 60, dtype=x.dtype, device=device)
+    y = layer(x, graph)
+    layer.eps = factors[:, None]
+    assert_alike([layer(x, graph)], [y + (factors - eps)[:, None] * x])
+
+
 def test_own_parts_are_added_before_halves_are_rounded():
     layer = nn.GINConv(torch.nn.Identity()).half()
     graph = Graph.from_edge_index(torch.tensor([[1, 2], [0, 0]]), num_nodes=3)

@@ -323,7 +323,7 @@ def _gradients(
         dz = (slopes * (w * _dots(e, g, X) - P * D[:, e.rows])).T
         if d_edges.size:
             d_edges.reshape(A.nnz, len(X))[e.places] = dz[: e.stored.nnz]
-        if d_loops.size:
+        if d_loops.size and args.loops:
             d_loops[...] = dz[e.stored.nnz :].reshape(d_loops.shape)
     shaped = d_el.T.reshape(args.el.shape), d_er.T.reshape(args.er.shape)
     return rounded(_by_rows(dh, h.shape), h), *map(np.ascontiguousarray, shaped), d_loops, d_edges
