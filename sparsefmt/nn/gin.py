@@ -161,7 +161,7 @@ class GINConv(OfNetwork, Convolution):
         return called(self.nn, self._aggregated(ends, edge_weight))
 
     def _is_one_sum(self, ends: Ends) -> bool:
-        """Return True for sums over all entries of rows of one vertex each, here and not shared."""
+        """Return True if one kernel adds up all neighbours of a vertex and its own part."""
         one_factor = self.k is None and self._reductions == SUM and self.eps.shape == (1,)
         local = ends.alike and ends.shared is None and ends.source.dim() == 2
         return one_factor and local and self._width() is None
