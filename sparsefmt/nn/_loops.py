@@ -60,27 +60,6 @@ def symmetric(
     return scale, loop
 
 
-def stored(tensors: GraphTensors, dtype: torch.dtype) -> Tensor | None:
-    """Return a mask of the vertices that get no loop from ``symmetric``: (n, 1), cached.
-
-    None where each gets one; the capture of a CUDA graph cannot look, and where the build of the
-    graph will tell, nobody waits for it.
-    """
-    known = tensors.loops if tensors.csr_values is None else None
-    if known is False:
-        return None
-    if tensors.pending:
-        return symmetric(tensors, None, dtype)[1][:, None] == 0
-    blind = _is_blind(tensors)
-
-    def make() -> Tensor:
-        without = symmetric(tensors, None, dtype)[1][:, None] == 0
-        return without if blind or known or without.any() else without[:0]  # synchronize!
-
-    without = tensors.cached(("stored", dtype), make)
-    return None if without.shape[0] == 0 and tensors.n_rows else without
-
-
 def _is_blind(tensors: GraphTensors) -> bool:
     """Return True during a compile or a capture, when values of tensors cannot be read."""
     if torch.compiler.is_compiling():
@@ -118,25 +97,48 @@ def _symmetric(
 def earlier_loops(tensors: GraphTensors) -> Tensor | None:
     """Return 1 for a loop with a later one of its vertex, else 0: (nnz,) in CSR order, kept.
 
-    In float64; None where there is no such loop.  Where the build of the graph has told, or will
-    tell, whether there are loops, nobody waits for it; other graphs are looked at once.
+    In float64; None where there is no such loop.
     """
-    # Not read by a tracer, which remembers what it read.
-    if not torch.compiler.is_compiling() and tensors.loops is False and not _is_blind(tensors):
-        return None
 
-    def make() -> Tensor:
-        count = tensors.cached("loops of rows", lambda: loops(tensors)[1])
-        blind = _is_blind(tensors) or tensors.pending
-        if not blind and not (count > 1).any():  # synchronize!
-            return count[:0]
+    def make(_: Tensor) -> Tensor:
         row, col = rows_and_columns(tensors)
         at, loop = torch.arange(1, tensors.nnz + 1, device=row.device), row == col
         last = at.new_zeros(tensors.n_rows).scatter_reduce(0, row, at * loop, "amax")
         return in_csr_order(tensors, (loop & (at != last.index_select(0, row))).double())
 
-    earlier = tensors.cached("earlier loops", make)
-    return None if earlier.shape[0] == 0 else earlier
+    return _of_loops(tensors, "earlier loops", lambda count: count > 1, make)
+
+
+def lone_loops(tensors: GraphTensors) -> Tensor | None:
+    """Return a mask of the vertices with one loop, to which ``symmetric`` adds none: (n, 1), kept.
+
+    Whatever the loop's value; None where there is no such vertex.
+    """
+    return _of_loops(tensors, "lone loops", lambda count: count == 1, lambda lone: lone[:, None])
+
+
+def _of_loops(
+    tensors: GraphTensors,
+    key: str,
+    wanted: Callable[[Tensor], Tensor],
+    make: Callable[[Tensor], Tensor],
+) -> Tensor | None:
+    """Return ``make(mask)`` of the vertices with a wanted number of loops, kept; None without any.
+
+    Where the build of the graph has told, or will tell, whether there are loops, nobody waits for
+    it; other graphs are looked at once.
+    """
+    # Not read by a tracer, which remembers what it read.
+    if not torch.compiler.is_compiling() and tensors.loops is False and not _is_blind(tensors):
+        return None
+
+    def look() -> Tensor:
+        mask = wanted(tensors.cached("loops of rows", lambda: loops(tensors)[1]))
+        blind = _is_blind(tensors) or tensors.pending
+        return make(mask) if blind or mask.any() else mask[:0]  # synchronize!
+
+    result = tensors.cached(key, look)
+    return None if result.shape[0] == 0 else result
 
 
 def missing_loops(tensors: GraphTensors) -> Tensor:
@@ -261,8 +263,9 @@ def hop(
     if fill == 0:
         scales: dict[str, Any] = {"row_scale": scale, "col_scale": scale}
         return lambda x, bias: plus(spmm(graph, x, edge_weight, **scales), bias)
-    # Loops that are not added get no gradient.
-    args: dict[str, Any] = {"without": loop[:, None] == 0} if loop.requires_grad else {}
+    args: dict[str, Any] = {}
+    if loop.requires_grad and not to_all:  # a gradient of 0 times infinity is none
+        args["without"] = lone_loops(tensors)
     if isinstance(graph, Shared):
         own, args["edge_weight"] = loop[:, None], edge_weight
         return lambda x, bias: propagate(graph, x, scale, own, bias=bias, **args)

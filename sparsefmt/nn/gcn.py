@@ -15,7 +15,7 @@ from ..autograd.tensors.shared import Shared
 from ..autograd.tensors.tensors import GraphTensors
 from ..errors import ShapeError
 from ._inputs import by_vertex, check_counts, check_flags, check_in_channels, check_input
-from ._loops import as_operands, gets_all_loops, hop, over_vertices, stored, symmetric
+from ._loops import as_operands, gets_all_loops, hop, lone_loops, over_vertices, symmetric
 from ._maps import GLOROT, called, check_map, draw_map, linear_map, set_to_zero
 from ._passing import FORWARD, SUM, Convolution, Options, plus
 
@@ -200,11 +200,10 @@ class GCNConv(Convolution):
         values = in_csr_order(tensors, weight)
         scale, loop = symmetric(tensors, values, dtype, fill, to_all=to_all)
         scales, own = {"row_scale": scale, "col_scale": scale}, loop[:, None]
+        without = lone_loops(tensors) if fill and not to_all else None
         if width is None:
-            return aggregate_with_own(graph, h, own, weight, k=self.k, without=own == 0, **scales)
+            return aggregate_with_own(graph, h, own, weight, k=self.k, without=without, **scales)
         y = self._aggregate(graph, h, width, weight, rescale=True, **scales)
-        cached = weight is None and fill and not to_all and not torch.compiler.is_compiling()
-        without = stored(tensors, dtype) if cached else own == 0
         return torch.addcmul(y, own, h if without is None else h.masked_fill(without, 0))
 
 

@@ -228,9 +228,12 @@ def test_of_several_loops_the_last_counts_as_in_pyg():
     assert_same(mine(x, given, w), theirs(x, given, w))
     own = Graph.from_edge_index(given, w.detach(), num_nodes=N)
     assert_same(mine(x, own), theirs(x, given, w))
-    (found,) = torch.autograd.grad(mine(x, given, w).square().sum(), w)
-    # Vertex 0 has loops alone, of which the last weighs 1, whatever its weight.
-    assert (found.abs() < 1e-12).tolist() == [True, True, True, True, False, False]
+    for form in ({}, {"k": OUT}, {"training_sample": 9}):
+        layer = make(nn, "GCNConv", FEAT, OUT, **form).double()
+        for weight in (w, (w * torch.tensor([0, 0, 1, 1, 1, 1])).detach().requires_grad_()):
+            (found,) = torch.autograd.grad(layer(x, given, weight).square().sum(), weight)
+            # Vertex 0 has loops alone, of which the last weighs 1, whatever its weight.
+            assert (found.abs() < 1e-12).tolist() == [True, True, True, True, False, False], form
 
 
 @pytest.mark.parametrize("shape", [(0, N, FEAT), (2, 0, N, FEAT)])

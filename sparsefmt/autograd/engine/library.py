@@ -218,8 +218,8 @@ class LibraryOp:
             if rows is None:
                 return call(row, None, *arrays)
             if count == 2:
-                columns = args[1]
-                return call(row, rows.structure, columns.structure, columns.perm, *arrays)
+                T = args[1].structure
+                return call(row, rows.structure, T, T.perm or args[1].perm, *arrays)
             if row.takes_indptr:
                 return call(row, rows.structure, *arrays, indptr=rows.indptr)
             return call(row, rows.structure, *arrays)

@@ -151,7 +151,7 @@ def structure_in(
     places = begin + at.indptr, begin + at.indices, begin + at.start
     borders = begin + at.slot, begin + at.cut, begin + at.long
     counts = at.blocks, at.n_cuts if cuts else 0, 0, 0
-    result = Structure(*sizes, *places, *borders, *counts, report, half)
+    result = Structure(*sizes, *places, *borders, *counts, begin + at.perm, report, half)
     result.shared = at.prepared[cuts]
     return result
 

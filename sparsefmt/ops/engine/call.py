@@ -271,7 +271,7 @@ def _transpose_first(
     """
     T, perm = sides = args[:2] if args[0] is not None else transposed(A)
     T = T if type(T) is Structure else (row.structure or structure_of)(T)
-    values = T.indptr, T.indices, T.start, T.slot, T.cut, m.pointer(perm)
+    values = T.indptr, T.indices, T.start, T.slot, T.cut, T.perm or m.pointer(perm)
     return (*sides, *args[2:]), (*case, T.blocks, T.n_cuts), T, values
 
 

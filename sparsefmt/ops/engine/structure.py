@@ -78,6 +78,7 @@ class Structure(Preparing):
     n_cuts: int
     n_long: int
     longest: int = 0  #: entries of the longest row, of a CSR whose rows may be sampled; else 0
+    perm: int = 0  #: of columns that a stream builds, the places of entries among those of the rows
     #: Of a CSR that a stream is building, what it will find; until then ``blocks`` and ``n_cuts``
     #: are the most there can be, which only costs: kernels find nothing to do in those beyond.
     report: Any = field(default=None, repr=False, compare=False)
