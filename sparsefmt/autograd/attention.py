@@ -450,12 +450,13 @@ class _GatOfVectors(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        _, source, target, bias, *_ = saved = ctx.saved_tensors
+        _, _, target, bias, *_ = saved = ctx.saved_tensors
         args = GAT_OF_VECTORS_BACKWARD, grad, saved, ctx.needs_input_grad[4]
         dh, d_vectors, d_loops, d_edges = gradients(ctx, "gat_of_vectors", *args)
-        d_bias = None if bias is None else d_vectors[2].view(bias.shape)
-        ends = d_vectors[0].view(source.shape), d_vectors[1].view(target.shape)
-        return _wanted(ctx, dh, *ends, d_bias, d_edges, d_loops)
+        d_source, d_target, *rest = d_vectors.unbind()  # each of the shape of ``source``
+        d_target = d_target.view_as(target)
+        d_bias = None if bias is None else rest[0].view_as(bias)
+        return _wanted(ctx, dh, d_source, d_target, d_bias, d_edges, d_loops)
 
 
 def _rounded(inputs: Sequence[Any]) -> list[Any]:
