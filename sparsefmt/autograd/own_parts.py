@@ -144,19 +144,19 @@ def propagate(
         values = in_csr_order(tensors, values)
     checks.own_part(own, without, tensors)
     factors = values, scale, scale, own.to(x.dtype).expand(tensors.n_rows, 1)[:, 0]
-    return with_own(tensors, x, factors, without=without, bias=bias)
+    return with_own(tensors, factors, x, bias, without=without)
 
 
 def with_own(
     tensors: GraphTensors,
-    x: Tensor,
     factors: Sequence[Tensor | None],
+    x: Tensor,
+    bias: Tensor | None = None,
     *,
     reduce: str = "sum",
     own: Tensor | None = None,
     one_more: bool = False,
     without: Tensor | None = None,
-    bias: Tensor | None = None,
 ) -> Tensor:
     """Aggregate features, and add a part of each vertex's own and a bias, differentiably.
 

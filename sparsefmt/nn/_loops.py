@@ -1,6 +1,7 @@
 """Loops of a graph, and what adding one to each vertex makes of degrees and softmax."""
 
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Any, TypeAlias
 
@@ -272,7 +273,7 @@ def hop(
     values = tensors.csr_values if values is None else values
     if values is not None and values.dtype is not dtype:  # which autocast has left
         values = values.to(dtype)
-    return lambda x, bias: with_own(tensors, x, (values, scale, scale, loop), bias=bias, **args)
+    return partial(with_own, tensors, (values, scale, scale, loop), **args)
 
 
 def _explicit(

@@ -181,7 +181,7 @@ class GINConv(OfNetwork, Convolution):
         x, values, _, _ = csr_operands(tensors, x, edge_weight)
         if self.eps.device != x.device:
             checks.own_part(self.eps, None, tensors)
-        return with_own(tensors, x, (values, None, None, self.eps), one_more=True, bias=bias)
+        return with_own(tensors, (values, None, None, self.eps), x, bias, one_more=True)
 
     def _aggregated(self, ends: Ends, edge_weight: Tensor | None) -> Tensor:
         """Aggregate features of sources, and add a part of the targets' own."""

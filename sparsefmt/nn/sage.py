@@ -190,7 +190,7 @@ class SAGEConv(Convolution):
         h, part = linear(x, torch.cat([lin[0], own[0]])).chunk(2, 1)
         h, values, _, _ = csr_operands(ends.tensors, h, edge_weight)
         factors = values, None, None, None
-        return with_own(ends.tensors, h, factors, reduce="mean", own=part, bias=lin[1])
+        return with_own(ends.tensors, factors, h, lin[1], reduce="mean", own=part)
 
     def _fit(self, ends: Ends) -> tuple[ReadMap, ReadMap]:
         """Check the features of both ends, for which lazy maps make their parameters; read maps."""

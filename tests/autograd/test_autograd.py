@@ -157,7 +157,7 @@ def test_one_more_than_own_is_a_factor_like_any_in_both_ways(device):
     graph, x, _, own = square(device)
     minus = torch.full_like(own[0], -1)
     x[0] = float("inf")
-    y = own_parts.with_own(graph_tensors(graph), x, (None, None, None, minus), one_more=True)
+    y = own_parts.with_own(graph_tensors(graph), (None, None, None, minus), x, one_more=True)
     torch.testing.assert_close(y, aggregate_with_own(graph, x, 1 + minus), equal_nan=True)
     assert y[0].isnan().all()
 
