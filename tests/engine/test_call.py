@@ -1,7 +1,10 @@
 """The one path to a kernel: a case is prepared once, launched with its addresses, and explained."""
 
 import contextlib
+from importlib import import_module
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from sparsefmt.errors import UnsupportedError
@@ -9,7 +12,7 @@ from sparsefmt.ops.engine import call as engine
 from sparsefmt.ops.engine import table
 from sparsefmt.ops.engine.call import Launcher, Prepared, Result, call, launcher
 from sparsefmt.ops.engine.explain import explaining
-from sparsefmt.ops.engine.memory import Scalar, register_memory
+from sparsefmt.ops.engine.memory import CupyMemory, Scalar, register_memory
 from sparsefmt.ops.engine.structure import Structure
 from sparsefmt.ops.engine.table import Kernel, Op
 
@@ -199,3 +202,76 @@ def test_a_call_that_all_kernels_refuse_names_their_reasons(row):
     only = Op("toy", (), results=lambda *_: (), kernels=made.kernels[:1], library=False)
     with pytest.raises(UnsupportedError, match=r"no kernel can run this toy[^?]*it is narrow"):
         call(only, structure(), Array(10))
+
+
+class OfCupy:
+    """What ``CupyMemory`` reads of an array."""
+
+    def __init__(self, a):
+        self.data = SimpleNamespace(device_id=0, ptr=a.ctypes.data)
+        self.dtype, self.shape, self.strides = a.dtype, a.shape, a.strides
+        self._c_contiguous = a.flags.c_contiguous
+
+
+def of_cupy(_):
+    """Return CuPy's memory, and a class of what it takes for arrays."""
+    memory = CupyMemory.__new__(CupyMemory)
+    memory._array, memory._current_device = OfCupy, int
+    memory._current_stream = lambda: SimpleNamespace(ptr=0)
+    return memory, OfCupy
+
+
+def of_torch(monkeypatch):
+    """Return torch's memory, and a function that makes a tensor of an array."""
+    torch = pytest.importorskip("torch")
+    memory = import_module("sparsefmt.autograd.engine.memory")
+    for name in ("raw_stream", "current_device", "bf16_is_allowed"):
+        monkeypatch.setattr(memory, name, lambda *_: 0)
+    return memory, torch.from_numpy
+
+
+@pytest.mark.parametrize("library", [of_cupy, of_torch])
+def test_calls_that_a_kernel_would_see_apart_are_cases_apart(library, monkeypatch):
+    memory, seen = library(monkeypatch)
+    room = np.zeros(4096, np.uint8)
+    room = room[-room.ctypes.data % 64 :]
+
+    def array(*shape, dtype="float32", at=0):
+        return np.ndarray(shape, dtype, room, at)
+
+    def case(*args, names=()):
+        args = [seen(a) if isinstance(a, np.ndarray) else a for a in args]
+        return getattr(memory, "MEMORY", memory).case(args, names)[1]
+
+    x = array(4, 6)
+    others = array(4, 5), array(4, 2, 3), array(4, 3, 2), array(24), array(4, 6, dtype="float64")
+    lying = (
+        array(4, 12)[:, ::2],
+        array(4, 8)[:, :6],
+        array(4, 8),
+        array(4, 6, at=4),
+        array(4, 6, at=8),
+    )
+    options = (None, "mean"), (x, "sum"), (0.5, "sum")
+    cases = [case(a, None, "sum") for a in (x, *others, *lying)]
+    cases += [case(x, *args) for args in options] + [case(x, None, "sum", names=("out",))]
+    if library is of_torch:
+        for switch in ("_deterministic", "bf16_is_allowed"):
+            with monkeypatch.context() as patch:
+                patch.setattr(memory, switch, lambda: True)
+                cases.append(case(x, None, "sum"))
+    assert len(set(cases)) == len(cases)
+    assert case(array(9, 6, at=64), None, "sum") == cases[0]  # rows and places are not asked
+
+
+def test_a_transpose_that_is_cut_otherwise_is_another_case():
+    memory, some = Memory(), structure()
+    memory.pointer = lambda a: a.address
+    cases = []
+    for T in (some, structure(blocks=99), structure(n_cuts=99), structure(nnz=99)):
+        args, case, *_ = engine._transpose_first(
+            Launcher(lambda S, m, x: None), memory, some, (T, Array(7)), ()
+        )
+        assert args[0] is T
+        cases.append(case)
+    assert len(set(cases)) == 3
