@@ -14,9 +14,8 @@ from torch.autograd import Function
 from ..errors import ShapeError, UnsupportedError
 from ..ops.attention import rows, score
 from ..ops.attention.score import Options
-from ..ops.engine.bind import flag
+from ..ops.engine.bind import bind, flag
 from .engine import checks
-from .engine.checks import bind
 from .engine.library import LibraryOp, is_functional
 from .engine.precision import bf16_is_allowed, exact
 from .engine.recording import apart, once_differentiable, recorded
@@ -24,12 +23,12 @@ from .tensors.order import in_csr_order
 from .tensors.prepare import GraphLike, tensors_of
 from .tensors.tensors import GraphTensors
 
-_ROWS = "gat", "gat_with_statistics", "gat_backward"
-GAT, GAT_WITH_STATISTICS, GAT_BACKWARD = map(LibraryOp, _ROWS)
-_ROWS = "gat_of_vectors", "gat_of_vectors_with_statistics", "gat_of_vectors_backward"
-GAT_OF_VECTORS, GAT_OF_VECTORS_WITH_STATISTICS, GAT_OF_VECTORS_BACKWARD = map(LibraryOp, _ROWS)
-_ROWS = "attend", "attend_with_statistics", "attend_backward"
-ATTEND, ATTEND_WITH_STATISTICS, ATTEND_BACKWARD = map(LibraryOp, _ROWS)
+GAT, GAT_OF_VECTORS = LibraryOp("gat"), LibraryOp("gat_of_vectors")
+GAT_WITH_STATISTICS, GAT_BACKWARD = LibraryOp("gat_with_statistics"), LibraryOp("gat_backward")
+GAT_OF_VECTORS_WITH_STATISTICS = LibraryOp("gat_of_vectors_with_statistics")
+GAT_OF_VECTORS_BACKWARD = LibraryOp("gat_of_vectors_backward")
+ATTEND, ATTEND_WITH_STATISTICS = LibraryOp("attend"), LibraryOp("attend_with_statistics")
+ATTEND_BACKWARD = LibraryOp("attend_backward")
 _EMPTY = torch.empty(0, device="cpu")
 
 
@@ -405,8 +404,7 @@ def gradients(
     """Compute what the op of the gradients returns.
 
     ``saved`` end with the result and ``statistics`` tensors.  Whoever differentiates again is
-    refused.  What forward did not round is not rounded, even if
-    torch allows it by now.
+    refused.  It rounds only if forward did, whatever torch allows by now.
     """
     inputs, (out, *of_rows) = saved[: -1 - statistics], saved[-1 - statistics :]
     tensors = ctx.tensors.current()

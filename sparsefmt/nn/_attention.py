@@ -19,7 +19,7 @@ from ..model.maps import read_map
 from ._inputs import Ends, check_counts, check_flags, check_like, check_number, in_pair
 from ._loops import loops, rows_and_columns, with_loops
 from ._maps import GLOROT, draw_glorot, draw_map, linear_map, mapped, set_to_zero, settle
-from ._passing import FORWARD, Passing, PassingOptions
+from ._passing import FORWARD, Passing, PassingOptions, joined
 
 #: How a loop's features come from those of its row's entries: PyG's words, torch's reductions.
 FILLS = {"mean": "mean", "add": "sum", "sum": "sum", "min": "amin", "max": "amax", "mul": "prod"}
@@ -53,7 +53,7 @@ def entries_with_loops(
     """
     (edges, entries), tensors = with_loops(ends.tensors), ends.tensors
     if features is not None and own is not None:
-        features = torch.cat([features[entries], own])
+        features = joined(features[entries], own)
     return as_graph(edges, None, size=(tensors.n_cols, tensors.n_rows)), features
 
 

@@ -34,13 +34,13 @@ def symmetric(
     """Compute ``d[i]^-1/2``, and ``own[i] / d[i]``, the part of a vertex's own features.
 
     ``d[i] = own[i] + sum_e a[e]`` over the entries of row ``i``, of ``values`` in CSR order or, if
-    they are None, the graph's own; ``own[i]`` is ``fill`` for a
-    vertex without a loop, 0 for one with a loop, and for one with more of them minus the values of
-    all but the last, which counts alone, as in PyG.  With a ``fill`` of 0 nothing is added and all
-    loops count.  ``to_all`` tells that ``own[i]`` is ``fill`` for each vertex, beside the loops
-    that it has, which all count.  Both are 0 where ``d[i] <= 0``.  Differentiable in ``values``;
-    those of the graph's own values are kept with it.  Of a graph that processes
-    share, those of the vertices here, of which ``tensors`` are.
+    they are None, the graph's own.  ``own[i]`` is ``fill`` for a vertex without a loop and 0 for
+    one with a loop.  Of several loops the last counts alone, as in PyG: ``own[i]`` is minus the
+    values of the earlier ones.  With ``to_all``, or a ``fill`` of 0, ``own[i]`` is ``fill`` for
+    each vertex and all loops count.  Both results are 0 where ``d[i] <= 0``.
+
+    Differentiable in ``values``; results of the graph's own values are kept with it.  Of a graph
+    that processes share, those of the vertices here, of which ``tensors`` are.
     """
     if values is not None:
         scale, loop = _symmetric(tensors, values, fill, to_all)

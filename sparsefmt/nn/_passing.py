@@ -406,6 +406,12 @@ def _sample_width(name: str, width: int | None, k: int | None) -> int | None:
     return width
 
 
+def joined(*parts: Tensor) -> Tensor:
+    """Join tensors by rows; autocast could not, where they have the two bytes that it has not."""
+    with torch.autocast(parts[0].device.type, enabled=False):
+        return torch.cat(parts)
+
+
 def plus(y: Tensor, bias: Tensor | None) -> Tensor:
     """Add a bias in the dtype of ``y``, which autocast may have narrowed."""
     return y if bias is None else y + bias.to(y.dtype)

@@ -24,7 +24,7 @@ from ._maps import (
     product_and_bias,
     settle,
 )
-from ._passing import MEAN, SUM, Convolution, PartOptions, check_aggr_kwargs, plus
+from ._passing import MEAN, SUM, Convolution, PartOptions, check_aggr_kwargs, joined, plus
 
 
 class SAGEConv(Convolution):
@@ -151,7 +151,7 @@ class SAGEConv(Convolution):
             # ``optimize`` may have set a plan, where nothing is normalised; None: run this code.
             y: Tensor | None = None if self._plan is None else self._plan(self, x, edge_index)
             if y is not None:
-                return normalize(y, dim=-1) if self.normalize else y
+                return y
         ends = self._between(x, edge_index, size)
         if edge_weight is not None:
             check_edge_weight(edge_weight, ends.tensors)
@@ -187,7 +187,7 @@ class SAGEConv(Convolution):
         out_width, width = lin[0].shape
         if not maps_first(width, out_width, gradient=x.requires_grad):
             return None
-        h, part = linear(x, torch.cat([lin[0], own[0]])).chunk(2, 1)
+        h, part = linear(x, joined(lin[0], own[0])).chunk(2, 1)
         h, values, _, _ = csr_operands(ends.tensors, h, edge_weight)
         factors = values, None, None, None
         return with_own(ends.tensors, factors, h, lin[1], reduce="mean", own=part)

@@ -498,6 +498,9 @@ def test_compiled_layers_trace_no_memory_of_graphs():
         counts.append(counter.frame_count)
     assert counts[0] == counts[1]
     assert counts[2] == counts[4]
+    # A layer that makes a graph with loops goes over a break, behind which the tracer begins anew.
+    layer, graph = nn.GCNConv(4, 3, aggr="max"), Graph.from_edge_index(kept[0], num_nodes=10)
+    assert torch.equal(torch.compile(layer, backend="eager")(x, graph), layer(x, graph))
     torch._dynamo.reset()
 
 

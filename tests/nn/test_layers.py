@@ -165,6 +165,20 @@ def test_autocast_narrows_the_result_and_no_gradient(device, name, dtype, narrow
             assert (y - expected).abs().max() <= bound
 
 
+@pytest.mark.parametrize("trained", [False, True])
+def test_autocast_takes_layers_of_the_other_two_bytes(device, name, trained):
+    layer, graph = made(name, device, torch.float16), graph_of("some", device)
+    x = numbers(N, FEAT, device=device).detach().half().requires_grad_(trained)
+    more = beside(layer, name, graph.nnz, device=device, dtype=torch.float16)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        y = layer(x, graph, **more)
+    assert y.dtype is torch.bfloat16
+    y.float().sum().backward()
+    assert all(
+        one.grad.dtype is torch.float16 for one in layer.parameters() if one.grad is not None
+    )
+
+
 @pytest.mark.parametrize("name", OPTIONS, indirect=True)
 def test_gradients_that_pyg_has_not_agree_with_finite_differences(device, name):
     """Those of other layers are PyG's."""

@@ -10,7 +10,6 @@ from torch import Tensor
 from ...errors import DeviceError, DtypeError, ShapeError, UnsupportedError
 from ...graph.graph import Graph
 from ...ops.engine.bind import Arrays, Named, count_of_features, register_library
-from ...ops.engine.bind import bind as bind
 from ...ops.engine.table import Arg, Op
 from ..tensors.tensors import GraphTensors
 from . import library

@@ -280,11 +280,12 @@ def _spmm_with_own_on_cpu(A: CSR, x: Array, *args: Any) -> Any:
         return add_own(y, *own).numpy().astype(x.dtype, copy=False)
 
 
-def _has_no_own(A: CSR, *args: Any, **_: Any) -> list[str]:
+def _against_own(A: CSR, *args: Any, **_: Any) -> list[str]:
+    """List the reasons against a product that adds an own part."""
     return _NO_OWN if len(args) < 7 or args[6] is None else []
 
 
-def _goes_together(S: Structure, *args: Any, **_: Any) -> list[str]:
+def _against_own_behind(S: Structure, *args: Any, **_: Any) -> list[str]:
     """List the reasons against a product first, and its own part behind it."""
     if len(args) < 7 or args[6] is None:
         return _NO_OWN
@@ -300,8 +301,8 @@ _NO_OWN = ["no part of each row's own is added"]
 _CSR, _OF_GRAPH = ("csr",), "aggregate_backward_of_graph"
 SPMM.fill_slots(
     (
-        Kernel("spmm_with_own_numba", _spmm_with_own_on_cpu, _CSR, "cpu", _has_no_own, again=True),
-        Kernel("spmm_then_own", _spmm_then_own, _CSR, "gpu", _goes_together, again=True),
+        Kernel("spmm_with_own_numba", _spmm_with_own_on_cpu, _CSR, "cpu", _against_own, again=True),
+        Kernel("spmm_then_own", _spmm_then_own, _CSR, "gpu", _against_own_behind, again=True),
         Kernel("spmm_csr_embedding_bag", _bags, _CSR, "cpu", _against_bags),
     )
 )

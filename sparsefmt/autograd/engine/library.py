@@ -195,7 +195,7 @@ _backend = _C.DispatchKeySet(_C.DispatchKey.BackendSelect)
 _in_place = _C.DispatchKeySet(_C.DispatchKey.ADInplaceOrView)
 #: What a thread adds to the keys of each call if nothing watches it: in inference mode, and else.
 _EAGER_KEYS = _backend.raw_repr(), (_backend | _in_place).raw_repr()
-_PLAIN_TYPES = type(None), str, int, float, bool
+_OPTIONS = type(None), str, int, float, bool
 
 
 class LibraryOp:
@@ -252,6 +252,6 @@ def direct(args: tuple[Any, ...]) -> bool:
         if kind is Tensor or kind is Parameter:
             if arg.is_neg() or arg._is_zerotensor() or is_functional(arg):
                 return False
-        elif kind not in _PLAIN_TYPES:
+        elif kind not in _OPTIONS:
             return False
     return True

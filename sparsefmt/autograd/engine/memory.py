@@ -26,7 +26,7 @@ NAMES = {
     torch.uint16: "uint16",
 }
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
-_PLAIN = frozenset((str, bool, int, float))
+_OPTIONS = frozenset((str, bool, int, float))
 _WIDE = (torch.float32, torch.float64)
 
 # Torch's own code generator reads both this way: 0.1 µs, where a Stream object costs 3.  Builds
@@ -62,7 +62,7 @@ class TorchMemory:
         addresses: list[int] = []
         fact, add, lowest = facts.append, addresses.append, 0
         for a in args:
-            if a is None or type(a) in _PLAIN:  # a question to torch's classes takes 0.15 µs
+            if a is None or type(a) in _OPTIONS:  # a question to torch's classes takes 0.15 µs
                 fact(a)
                 add(0)
             elif isinstance(a, Tensor):

@@ -150,8 +150,7 @@ def as_graph(
     n_cols = _length(of_columns) if n_cols is None else n_cols
     if n_rows is None:
         n_rows = n_cols if of_rows is None else _length(of_rows)
-    run = _graph_of_outside if torch.compiler.is_compiling() else _graph_of
-    return run(edge_index, (n_cols, n_rows), of_edges)
+    return _graph_of(edge_index, (n_cols, n_rows), of_edges)
 
 
 def _fits(entry: _Entry, value: object, of_columns: Tensor | None, of_rows: Tensor | None) -> bool:
@@ -234,6 +233,8 @@ def _is_edge_tensor(value: object) -> bool:
 
 def _graph_of(value: Any, sizes: Sizes, of_edges: bool) -> Graph:
     """Return the remembered graph of an ``edge_index``, ``EdgeIndex`` or ``adj_t``, or make it."""
+    if torch.compiler.is_compiling():  # asked here: a compiler may begin with this function
+        return cast(Graph, _graph_of_outside(value, sizes, of_edges))
     num_nodes = _known(sizes)
     if not of_edges:
         strided = isinstance(value, Tensor) and value.layout is torch.strided
