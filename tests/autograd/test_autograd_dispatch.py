@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -187,7 +188,7 @@ def test_numbers_and_flags_are_no_hindrance(monkeypatch, side):
     x, seed = torch.rand(6, 4), torch.tensor([3])
     args = x, None, None, None, seed, 3, "random", True, False
     columns, indptr = side_of(make_graph(6, 5, 20), True), side.indptr
-    columns.structure = "T"
+    columns.structure = SimpleNamespace(perm=0)  # or the address of what a build has made
     scores = x, x[:, 0], x[:, 0], None, None, None, 0.2, 0.0, False
     assert library.direct(args)
     assert library.direct(scores)
@@ -195,8 +196,10 @@ def test_numbers_and_flags_are_no_hindrance(monkeypatch, side):
     for op in (sampling.SPMM_SAMPLED, sampling.SPMM_SAMPLED_DA):
         assert op(side, *args) == ("structure", *args, {})
     assert sampling.SPMM_SAMPLED_DX(side, *args) == ("structure", *args, {"indptr": indptr})
-    result = attention.GAT_BACKWARD(side, columns, x, x, x, x, False, *scores)
-    assert result[:3] == ("structure", "T", columns.perm)
+    for address, perm in ((0, columns.perm), (64, 64)):
+        columns.structure.perm = address
+        result = attention.GAT_BACKWARD(side, columns, x, x, x, x, False, *scores)
+        assert result[:3] == ("structure", columns.structure, perm)
     with torch.profiler.profile(acc_events=True):
         assert not library.direct(args)
         assert not library.direct(scores)

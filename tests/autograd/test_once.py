@@ -485,6 +485,7 @@ def test_a_layer_runs_without_torchs_compiler():
     assert done.stdout.strip() == "False"
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_compiled_layers_trace_no_memory_of_graphs():
     """What a tracer reads of it would be guarded, and traced again for each new graph."""
     torch._dynamo.reset()

@@ -38,7 +38,7 @@ LIMITS: dict[tuple[str, str], tuple[int, int | None]] = {
     ("gpu", "GATConv, backward"): (23, 22),
     ("gpu", "GATv2Conv"): (43, 45),
     ("gpu", "GATv2Conv, backward"): (27, 40),
-    ("gpu", "SAGEConv"): (31, 32),
+    ("gpu", "SAGEConv"): (32, 32),
     ("gpu", "SAGEConv, backward"): (17, 20),
     ("gpu", "maxk_aggregate"): (24, 35),
     ("gpu", "maxk_aggregate, backward"): (40, None),
