@@ -1,6 +1,5 @@
 """PyG's ``edge_index`` on a GPU as the user gave it: sizes now, a COO when it is read."""
 
-import operator
 import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -121,7 +120,7 @@ def edges_of(edge_index: Any, edge_weight: Array | None, num_nodes: Any) -> Edge
     else:
         try:
             pair = num_nodes if isinstance(num_nodes, tuple | list) else (num_nodes, num_nodes)
-            n_source, n_target = map(operator.index, pair)
+            n_source, n_target = map(checks.as_index, pair)
         except (TypeError, ValueError):
             return None  # refused by who reads it with more words
     if n_source < 1 or n_target < 1 or n_source + n_target > _MOST_VERTICES:
