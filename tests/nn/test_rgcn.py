@@ -255,16 +255,22 @@ def test_ids_of_targets_are_checked_once_each(device, monkeypatch, wrong):
 
 
 def test_no_edges_at_all(device):
+    """Every input has a gradient, of zeros."""
     none = torch.empty(2, 0, dtype=torch.int64, device=device)
     types = torch.empty(0, dtype=torch.int64, device=device)
-    for parts, root in itertools.product(PARTS, (True, False)):
-        layers = pair(6, parts, root_weight=root, bias=False, device=device)
-        (x,) = inputs(False, False, device)
+    cases = itertools.product(PARTS, (True, False), ("mean", "max"), (True, False))
+    for parts, root, aggr, ids in cases:
+        if ids and parts == "blocks":
+            continue
+        options = {"root_weight": root, "aggr": aggr, "bias": False, "device": device}
+        layers = pair(N if ids else 6, parts, **options)
+        (x,) = inputs(False, ids, device)
+        x.requires_grad = not ids
         found = layers[1](x, none, types)
         assert torch.allclose(found, layers[0](x, none, types), atol=1e-12)
-        if root:
-            found.sum().backward()
-            assert not layers[1].weight.grad.any()
+        found.sum().backward()
+        assert not layers[1].weight.grad.any()
+        assert ids or x.grad.any() == root
 
 
 def test_fast_rgcn_is_the_same_layer():
