@@ -11,7 +11,7 @@ import numpy as np
 from .._caches import cache
 from ..errors import IndexRangeError, SparseFmtError
 from ..formats import checks
-from ..formats.arrays import Array
+from ..formats.arrays import Array, has_tangent
 from ..formats.compressed import COO
 from ..interop.pyg import from_edge_index
 from ..interop.torch import is_tensor
@@ -169,5 +169,6 @@ def _goes_along(weight: Array, index: Array) -> bool:
         and _is_strided(weight, 1, _VALUES)
         and weight.shape[0] == index.shape[1]
         and not weight.requires_grad
+        and not has_tangent(weight)
         and not weight.is_neg()
     )

@@ -327,6 +327,22 @@ def test_gin_is_reset_with_a_network_that_cannot_be_reset_itself(train_eps):
     assert not torch.equal(layer.nn["inner"][0].weight, before)
 
 
+@pytest.mark.parametrize("make", [SAGEConv, lambda *widths: GINConv(Linear(*widths))])
+def test_forward_mode_goes_by_the_weights_of_maps_behind_a_sum(make):
+    """Also where features become so few that gradients would be those of mapped features."""
+    layer, graph, x = make(F_IN, 1), square_graph("cpu"), features("cpu", grad=False)
+    name, weight = next(iter(layer.named_parameters()))
+
+    def run(weight):
+        return torch.func.functional_call(layer, {name: weight}, (x, graph))
+
+    forward_ad = torch.autograd.forward_ad
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(run(forward_ad.make_dual(weight, weight))).tangent
+    expected = torch.autograd.functional.jvp(run, weight.detach(), weight.detach())[1]
+    torch.testing.assert_close(tangent, expected)
+
+
 def test_tracers_of_torch_that_take_no_operation_of_ours_say_so():
     """As the page on training says."""
     graph, x = square_graph(), features("cpu")
