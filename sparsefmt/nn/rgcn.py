@@ -223,6 +223,11 @@ class FastRGCNConv(RGCNConv):
     ------
     DtypeError, ShapeError, UnsupportedError
         As ``RGCNConv``.
+
+    Notes
+    -----
+    Of vertices that are ids it differs from PyG's, which takes the weights of a source by its place
+    in ``x``, not by its id there: results agree where ``x`` is None or ids stand in their order.
     """
 
     __module__ = "sparsefmt.nn"

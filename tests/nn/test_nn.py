@@ -226,6 +226,16 @@ def test_other_errors_of_the_network_pass_as_they_are(error):
     assert found.value is error
 
 
+@pytest.mark.parametrize("train_eps", [False, True])
+def test_eps_may_become_a_number(device, train_eps):
+    graph, x = square_graph(device), features(device)
+    layer = GINConv(mlp(), 0.5, train_eps).to(device)
+    expected = layer(x, graph)
+    del layer.eps
+    layer.eps = 0.5
+    assert torch.equal(layer(x, graph), expected)
+
+
 @pytest.mark.parametrize("options", [{}, {"k": 3}, {"sample": 2, "training_sample": 2}], ids=str)
 @pytest.mark.parametrize("train_eps", [False, True])
 def test_eps_changes_no_dtype(options, train_eps):

@@ -282,6 +282,17 @@ def test_fast_rgcn_is_the_same_layer():
     assert torch.equal(fast(x, *given), pair(6)[1](x, *given))
 
 
+def test_fast_rgcn_goes_by_ids_where_pygs_goes_by_places():
+    (ids,), given = inputs(False, True), edges()
+    ours, theirs = both(lambda library: library.FastRGCNConv(N, 8, TYPES), "cpu")
+    same = pair(N)[1]
+    for layer in (ours, same):
+        layer.load_state_dict(theirs.state_dict())
+    assert torch.equal(ours(ids, *given), same(ids, *given))
+    assert torch.allclose(ours(None, *given), theirs(None, *given), atol=1e-12)
+    assert not torch.allclose(ours(ids, *given), theirs(ids, *given))
+
+
 X, IDS = torch.ones(N, 6, dtype=torch.float64), torch.arange(N)
 EDGES, TYPES_OF = edges()
 BAD_CALLS = {
