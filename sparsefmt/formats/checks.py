@@ -204,8 +204,8 @@ def selection(axis: str, key: Any, size: int, *, like: Array) -> Array:
     if isinstance(key, bool | np.bool_ | float | complex | str | None | type(...)):
         raise DtypeError(f"{axis}: {key!r} chooses none; use a slice, a mask or 1-D integers.")
     if isinstance(key, int | np.integer) and -size <= key < size:
-        one = f"{key}:{int(key) + 1 or ''}"
-        raise UnsupportedError(f"{axis}: {key} is one place; use the slice {one}.")
+        end = int(key) + 1 or ""
+        raise UnsupportedError(f"{axis}: {key} is one place; use the slice {key}:{end}.")
     chosen = as_array(axis, key, like=like)
     if chosen.ndim != 1 or chosen.dtype.kind not in "biu":
         raise DtypeError(

@@ -51,12 +51,12 @@ def to_format_with_perm(A: Format, format: FormatName, **options: Any) -> tuple[
 
 def unpickled(format: str, device: str, fields: dict[str, Any], options: dict[str, Any]) -> Format:
     """Build the matrix that ``torch.save`` has pickled, and check it in full."""
-    kind: Any = {kind.format: kind for kind in (COO, CSR, CSC, SGT, CBSR)}[format]
+    kinds: dict[str, Any] = {kind.format: kind for kind in (COO, CSR, CSC, SGT, CBSR)}
     arrays = {
         name: np.frombuffer(values, checks.any_dtype(name, dtype)).reshape(shape).copy()
         for name, (dtype, shape, values) in fields.items()
     }
-    A: Format = kind(**arrays, **options).to(device)
+    A: Format = kinds[format](**arrays, **options).to(device)
     return A
 
 

@@ -398,7 +398,7 @@ class Graph(Shaped):
         return Graph._on(self._built.mapped(lambda array: to_device(array, device)), self._flipped)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self._built.structure, self._flipped)
+        return restored, (self._built.structure, self._flipped)
 
     def __repr__(self) -> str:
         values = f"{self.dtype} values" if self.weighted else "unweighted"
@@ -418,8 +418,11 @@ class Graph(Shaped):
         return names + ["coo"] * (("coo", self._flipped) in keys)
 
 
-def _restore(structure: Format, *flipped: Any) -> Graph:
+def restored(structure: Format, *flipped: Any) -> Graph:
     """Make the graph of a pickle."""
     # Older pickles have a permutation, or None, before the flag.
     graph = Graph(structure)
     return graph.transposed if flipped[-1] else graph
+
+
+_restore = restored  # the name in older pickles

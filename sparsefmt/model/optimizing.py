@@ -206,8 +206,8 @@ def optimize(
     its hooks; what it writes to itself, but for ``__slots__``, and draws is put back.  An error
     leaves the model as it was.
 
-    What is written through NumPy or in place through ``x.data``, or on a GPU through a GINConv's
-    ``eps.data``, is not seen, since torch counts no version of it: write to the tensor itself.
+    Torch counts no version of what NumPy, DLPack, ``apply_``, ``map_`` or a collective writes, nor
+    of writes in place through ``x.data`` or, on a GPU, a GINConv's ``eps.data``: not seen.
     """
     dist = shared(graph)
     if dist is not None and dist.complete is not None:

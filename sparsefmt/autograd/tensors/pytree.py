@@ -13,7 +13,7 @@ from ...formats.arrays import allocating, on_device_of
 from ...formats.compressed import COO, CSC, CSR
 from ...formats.convert import unpickled
 from ...graph.built import GraphBuilt
-from ...graph.graph import Graph, _restore
+from ...graph.graph import Graph, restored
 from ...interop.torch import from_tensor
 from .side import Side
 from .tensors import GraphTensors
@@ -92,7 +92,7 @@ def _graph(leaves: list[Tensor], context: Context) -> Graph:
 
 
 #: What a pickle of ``torch.save`` calls: ``torch.load`` takes it without ``weights_only=False``.
-torch.serialization.add_safe_globals([_restore, unpickled])
+torch.serialization.add_safe_globals([restored, unpickled])
 
 for _node in (Graph, GraphTensors):
     pytree.register_pytree_node(
