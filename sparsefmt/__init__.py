@@ -80,6 +80,12 @@ _MODULES = {
 }
 _PUBLIC = {name: module for module, names in _MODULES.items() for name in names.split()}
 
+#: Modules whose names users write behind ``import sparsefmt``.
+_SUBMODULES = (
+    "autograd cli distributed errors formats generate graph interop io model nn ops plan plot "
+    "reorder stats testing"
+).split()
+
 __all__ = [*_PUBLIC]
 
 
@@ -92,11 +98,13 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f".{_PUBLIC[name]}", __name__), name)
         globals()[name] = value
         return value
+    if name in _SUBMODULES:
+        return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted([*__all__, *_SUBMODULES, "__version__"])
 
 
 _OLD_FORMATS = ("base", "cbsr", "compressed", "convert", "sgt")

@@ -50,7 +50,7 @@ class TileStats:
     tile: Tile  #: (height, width)
     tile_count: int  #: after condensing
     dense_tile_count: int  #: tiles with an entry before condensing
-    density: float  #: stored entries per cell of the condensed tiles
+    density: float  #: share of the condensed tiles' cells that hold an entry
     reduction: float  #: share of tiles saved: 1 - tile_count / dense_tile_count
     nbytes: int  #: of the SGT
 
@@ -101,9 +101,9 @@ class Stats:
 
     @property
     def density(self) -> float:
-        """Return the stored entries per cell of the matrix; 0 without cells."""
+        """Return the share of the matrix's cells that hold an entry; 0 without cells."""
         cells = self.n_rows * self.n_cols
-        return self.nnz / cells if cells else 0.0
+        return (self.nnz - self.duplicates) / cells if cells else 0.0
 
     @cached_property
     def in_degree(self) -> Degrees:

@@ -69,9 +69,9 @@ class Matrix(RuleBasedStateMachine):
         self.A, before = self.A.copy(), self.A
         assert self.A == before
 
-    @rule()
-    def pickle(self):
-        self.A, before = pickle.loads(pickle.dumps(self.A)), self.A
+    @rule(protocol=st.sampled_from([2, pickle.DEFAULT_PROTOCOL]))  # 2 is that of torch.save
+    def pickle(self, protocol):
+        self.A, before = pickle.loads(pickle.dumps(self.A, protocol)), self.A
         assert self.A == before
 
     @rule()

@@ -6,7 +6,7 @@ features for each relation nor one for each edge, nothing of either is kept for 
 pass gathers ``out_channels`` values an edge.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -318,6 +318,9 @@ def _unmapped(
     The sum of such rows over all relations is one product, with a table of all of them.
     """
     by_ids, y = not x.is_floating_point(), own
+    if not groups:  # gradients of zeros
+        zeros = _zeros_of_rows(graph, weight) + weight[:0].sum() + (0 if by_ids else x[:0].sum())
+        return zeros if own is None else own + zeros
     for group in groups:
         features = weight.flatten(0, 2) if group.length > 1 else weight[group.first, 0]
         features = features if by_ids else x
@@ -329,4 +332,4 @@ def _unmapped(
             maps = _blocks(weight, group)
             out = _of_relations(_product(_by_blocks(out, len(maps)), maps), 1)
         y = out if y is None else y + out
-    return _zeros_of_rows(graph, weight) if y is None else y
+    return cast(Tensor, y)

@@ -109,6 +109,16 @@ def contiguous(a: Array) -> Array:
         return namespace(a).ascontiguousarray(a)
 
 
+def has_tangent(value: object) -> bool:
+    """Return True for torch's tensor with a tangent of forward mode, which sparse ones have not."""
+    torch = sys.modules.get("torch")
+    if torch is None or torch.autograd.forward_ad._current_level < 0:
+        return False
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    return torch.autograd.forward_ad.unpack_dual(value).tangent is not None
+
+
 def _from_dlpack(name: str, value: Any) -> Array:
     # PyG's EdgeIndex and Index wrap a tensor and own no memory: what they export dangles.
     value = value.as_tensor() if hasattr(value, "as_tensor") else value
@@ -123,6 +133,8 @@ def _from_dlpack(name: str, value: Any) -> Array:
         raise DeviceError(f"{name} lives on DLPack device {place}: use CPU or CUDA memory.")
     library = np if kind in _DLPACK_CPU else import_cupy()
     try:
+        if has_tangent(value):
+            raise TypeError("it has a tangent of forward mode")
         return library.from_dlpack(value)
     except (BufferError, TypeError, ValueError, RuntimeError) as error:
         raise DtypeError(

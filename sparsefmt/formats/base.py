@@ -164,6 +164,19 @@ class Format(Shaped):
         """Return the fields to pickle, without caches."""
         return _fields(self)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle by protocol 2, that of ``torch.save``, what ``torch.load`` may read: plain bytes.
+
+        It calls functions that a library has registered as safe, ``convert.unpickled``, alone.
+        """
+        if protocol != 2:
+            return super().__reduce_ex__(protocol)
+        from .convert import unpickled
+
+        arrays = self.to("cpu")._arrays().items()
+        fields = {name: (a.dtype.name, a.shape, a.tobytes()) for name, a in arrays}
+        return unpickled, (self.format, self.device.partition(":")[0], fields, dict(_static(self)))
+
     def _arrays(self) -> dict[str, Array]:
         arrays = {name: getattr(self, name) for name in self._array_fields}
         return {name: array for name, array in arrays.items() if array is not None}

@@ -41,6 +41,13 @@ if TYPE_CHECKING:
 MAX_SIZE = np.iinfo(np.int64).max // 8 - 1
 
 
+def as_index(value: Any) -> int:
+    """Convert an integer of any kind to Python's; raise TypeError for all else, a bool too."""
+    if isinstance(value, bool) or "bool" in str(getattr(value, "dtype", "")):
+        raise TypeError(f"{value} is no integer")
+    return operator.index(value)
+
+
 def integer(
     name: str,
     value: object,
@@ -50,7 +57,7 @@ def integer(
 ) -> int:
     """Check that ``value`` is an integer, ``least`` or more; return it, or raise ``error``."""
     try:
-        number = operator.index(value)  # type: ignore[arg-type]
+        number = as_index(value)
     except TypeError as reason:
         raise error(f"{name} is {value!r}: give an integer.") from reason
     if least is not None and number < least:
@@ -61,7 +68,7 @@ def integer(
 def shape(value: object) -> tuple[int, int]:
     """Check a shape and return it as two Python integers."""
     try:
-        rows, cols = (int(operator.index(size)) for size in value)  # type: ignore[attr-defined]
+        rows, cols = (int(as_index(size)) for size in value)  # type: ignore[attr-defined]
     except (TypeError, ValueError) as error:
         raise ShapeError(f"shape is {value!r}: give two integers (n_rows, n_cols).") from error
     if rows < 0 or cols < 0:
@@ -196,8 +203,9 @@ def selection(axis: str, key: Any, size: int, *, like: Array) -> Array:
             raise DtypeError(f"{axis}: {key} is no slice of integers ({error}).") from error
     if isinstance(key, bool | np.bool_ | float | complex | str | None | type(...)):
         raise DtypeError(f"{axis}: {key!r} chooses none; use a slice, a mask or 1-D integers.")
-    if isinstance(key, int | np.integer):
-        raise UnsupportedError(f"{axis}: {key} is one place; use the slice {key}:{int(key) + 1}.")
+    if isinstance(key, int | np.integer) and -size <= key < size:
+        end = int(key) + 1 or ""
+        raise UnsupportedError(f"{axis}: {key} is one place; use the slice {key}:{end}.")
     chosen = as_array(axis, key, like=like)
     if chosen.ndim != 1 or chosen.dtype.kind not in "biu":
         raise DtypeError(
@@ -216,7 +224,7 @@ def selection(axis: str, key: Any, size: int, *, like: Array) -> Array:
         if low < -size or high >= size:
             raise IndexRangeError(
                 f"{axis}: the key goes from {low} to {high} but there are {size} {axis}; "
-                f"use {-size} to {size - 1}."
+                + (f"use {-size} to {size - 1}." if size else "choose none.")
             )
     chosen = chosen.astype(like.dtype)  # exact: in range, and the range fits
     return xp.where(chosen < 0, chosen + size, chosen)

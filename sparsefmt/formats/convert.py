@@ -49,6 +49,17 @@ def to_format_with_perm(A: Format, format: FormatName, **options: Any) -> tuple[
     return B, perm
 
 
+def unpickled(format: str, device: str, fields: dict[str, Any], options: dict[str, Any]) -> Format:
+    """Build the matrix that ``torch.save`` has pickled, and check it in full."""
+    kinds: dict[str, Any] = {kind.format: kind for kind in (COO, CSR, CSC, SGT, CBSR)}
+    arrays = {
+        name: np.frombuffer(values, checks.any_dtype(name, dtype)).reshape(shape).copy()
+        for name, (dtype, shape, values) in fields.items()
+    }
+    A: Format = kinds[format](**arrays, **options).to(device)
+    return A
+
+
 def numbered_csr(A: Format) -> tuple[CSR, Array | None]:
     """Convert a matrix to CSR; return it and the permutation of its edge values, or None.
 

@@ -1,6 +1,5 @@
 """SGT: sparse graph translation into condensed tiles for matrix units (TC-GNN)."""
 
-import operator
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -30,7 +29,7 @@ def slot_dtype(tile: tuple[int, int]) -> np.dtype[Any]:
 def check_tile(tile: object) -> tuple[int, int]:
     """Check a tile's shape and return it: two positive integers, at most 65 536 cells."""
     try:
-        height, width = (operator.index(size) for size in tile)  # type: ignore[attr-defined]
+        height, width = (checks.as_index(size) for size in tile)  # type: ignore[attr-defined]
     except (TypeError, ValueError) as error:
         raise ShapeError(f"tile is {tile!r}: give two integers (height, width).") from error
     if height < 1 or width < 1 or height * width > MAX_TILE_CELLS:
@@ -121,9 +120,20 @@ class SGT(Format):
 
     @property
     def tile_density(self) -> float:
-        """Return the stored entries per cell of a tile; 0 for a matrix without tiles."""
+        """Return the share of the tiles' cells that hold an entry; 0 for a matrix without tiles.
+
+        Counted at the first call, which synchronises with a GPU.
+        """
         cells = self.tile_count * self.tile[0] * self.tile[1]
-        return self.nnz / cells if cells else 0.0
+        return self._built().ask("filled", self._count_filled) / cells if cells else 0.0
+
+    def _count_filled(self) -> int:
+        """Count the cells that hold an entry: repeated ones lie side by side."""
+        with on_device_of(self.slots), allocating(f"slots of {self.nnz} entries"):
+            new = namespace(self.slots).ones(self.nnz, bool)
+            new[1:] = self.slots[1:] != self.slots[:-1]
+            new[self.tile_ptr[:-1][self.tile_ptr[:-1] < self.nnz]] = True
+            return int(new.sum())  # synchronize!
 
     @property
     def dense_tile_count(self) -> int:

@@ -1,6 +1,5 @@
 """PyG's ``edge_index`` on a GPU as the user gave it: sizes now, a COO when it is read."""
 
-import operator
 import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -12,7 +11,7 @@ import numpy as np
 from .._caches import cache
 from ..errors import IndexRangeError, SparseFmtError
 from ..formats import checks
-from ..formats.arrays import Array
+from ..formats.arrays import Array, has_tangent
 from ..formats.compressed import COO
 from ..interop.pyg import from_edge_index
 from ..interop.torch import is_tensor
@@ -121,7 +120,7 @@ def edges_of(edge_index: Any, edge_weight: Array | None, num_nodes: Any) -> Edge
     else:
         try:
             pair = num_nodes if isinstance(num_nodes, tuple | list) else (num_nodes, num_nodes)
-            n_source, n_target = map(operator.index, pair)
+            n_source, n_target = map(checks.as_index, pair)
         except (TypeError, ValueError):
             return None  # refused by who reads it with more words
     if n_source < 1 or n_target < 1 or n_source + n_target > _MOST_VERTICES:
@@ -170,5 +169,6 @@ def _goes_along(weight: Array, index: Array) -> bool:
         and _is_strided(weight, 1, _VALUES)
         and weight.shape[0] == index.shape[1]
         and not weight.requires_grad
+        and not has_tangent(weight)
         and not weight.is_neg()
     )

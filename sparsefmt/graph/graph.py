@@ -49,7 +49,8 @@ class Graph(Shaped):
     formats are finished before anyone gets them (what torch's stream builds another one waits for),
     so ask before a CUDA graph is captured.  The arrays are the
     graph's own: read them, do not write to them.  Pickling keeps the structure and drops what was
-    built of it.
+    built of it; ``torch.load`` takes a graph as it takes tensors, and checks it, once a function or
+    layer has been imported of ``sparsefmt.autograd`` or ``nn``.
     """
 
     __slots__ = ("__weakref__", "_built", "_flipped", "_slots")
@@ -397,7 +398,7 @@ class Graph(Shaped):
         return Graph._on(self._built.mapped(lambda array: to_device(array, device)), self._flipped)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self._built.structure, self._flipped)
+        return restored, (self._built.structure, self._flipped)
 
     def __repr__(self) -> str:
         values = f"{self.dtype} values" if self.weighted else "unweighted"
@@ -417,7 +418,11 @@ class Graph(Shaped):
         return names + ["coo"] * (("coo", self._flipped) in keys)
 
 
-def _restore(structure: Format, *flipped: Any) -> Graph:
+def restored(structure: Format, *flipped: Any) -> Graph:
     """Make the graph of a pickle."""
     # Older pickles have a permutation, or None, before the flag.
-    return Graph._on(GraphBuilt(structure), flipped[-1])
+    graph = Graph(structure)
+    return graph.transposed if flipped[-1] else graph
+
+
+_restore = restored  # the name in older pickles

@@ -4,7 +4,6 @@ They store edges as (source, target); here the target is the row and the source 
 Objects are read by their attributes, so that no library is imported to read from it.
 """
 
-import operator
 from typing import Any, TypeAlias
 
 from ..errors import ShapeError, UnsupportedError
@@ -274,7 +273,7 @@ def vertex_counts(
         num_nodes = max(most + 1, 0)
     pair = num_nodes if isinstance(num_nodes, tuple | list) else (num_nodes, num_nodes)
     try:
-        n_source, n_target = (operator.index(count) for count in pair)
+        n_source, n_target = (checks.as_index(count) for count in pair)
     except (TypeError, ValueError) as error:
         raise ShapeError(
             f"num_nodes is {num_nodes!r}: give an integer or (n_source, n_target)."

@@ -12,7 +12,16 @@ import numpy as np
 
 from ..errors import DeviceError, FormatError, UnsupportedError
 from ..formats import foreign
-from ..formats.arrays import Array, DType, allocating, as_array, is_cupy, namespace, on_device_of
+from ..formats.arrays import (
+    Array,
+    DType,
+    allocating,
+    as_array,
+    has_tangent,
+    is_cupy,
+    namespace,
+    on_device_of,
+)
 from ..formats.base import Format, Level
 from ..formats.compressed import COO, CSC, CSR
 from ..formats.convert import from_dense
@@ -200,10 +209,10 @@ def to_tensor(array: Array) -> "torch.Tensor":
 
 
 def _check_tensor(name: str, tensor: "torch.Tensor") -> None:
-    if tensor.requires_grad:
+    if tensor.requires_grad or has_tangent(tensor):
         raise UnsupportedError(
-            f"{name} requires grad and formats carry no gradients: pass {name}.detach() and give "
-            "the edge values to sparsefmt.autograd."
+            f"{name} requires grad, or has a tangent, and formats carry no gradients: pass "
+            f"{name}.detach() and give the edge values to sparsefmt.autograd."
         )
     if tensor.device.type not in ("cpu", "cuda"):
         raise DeviceError(f"{name} is on {tensor.device}: move it to the CPU or a CUDA device.")

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import Linear, Module, Parameter, Sequential
 from torch.nn.modules import module as modules
 
@@ -92,6 +93,9 @@ def maps_first(width: int, out_width: int, *, gradient: bool) -> bool:
     """Return True if SAGE and GIN aggregate what was mapped, so that fewer bytes are gathered.
 
     If the features have no ``gradient``, backward aggregates the gradient of what was mapped only.
+    Tangents of weights cannot pass through an aggregation, which then comes first.
     """
+    if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
+        return False
     passes = 2 if torch.is_grad_enabled() and not gradient else 1
     return passes * out_width <= width

@@ -189,7 +189,7 @@ def optimize(
         If the shape of an edge_index is not (2, edges), ``x`` holds more or fewer values than
         the model takes, or ``steps`` is below 1.
     UnsupportedError
-        If there is no such mode.
+        If there is no such mode, or training is planned with an ``x`` of inference mode.
     RankError
         If what is asked for differs between the ranks of a DistGraph, or is refused on some.
 
@@ -206,8 +206,8 @@ def optimize(
     its hooks; what it writes to itself, but for ``__slots__``, and draws is put back.  An error
     leaves the model as it was.
 
-    What is written through NumPy or in place through ``x.data``, or on a GPU through a GINConv's
-    ``eps.data``, is not seen, since torch counts no version of it: write to the tensor itself.
+    Torch counts no version of what NumPy, DLPack, ``apply_``, ``map_`` or a collective writes, nor
+    of writes in place through ``x.data`` or, on a GPU, a GINConv's ``eps.data``: not seen.
     """
     dist = shared(graph)
     if dist is not None and dist.complete is not None:
@@ -427,7 +427,14 @@ def _checked(
         raise DtypeError(f"steps is {steps!r}: give an integer, 1 or more, or None.")
     if steps is not None and steps < 1:
         raise ShapeError(f"steps is {steps}: give an integer, 1 or more, or None.")
-    return _inputs(model, graph, x)
+    inputs = _inputs(model, graph, x)
+    of_inference = any(isinstance(value, Tensor) and value.is_inference() for value in inputs)
+    if of_inference and (model.training if training is None else training):
+        raise UnsupportedError(
+            "x was made in inference mode, which training cannot use: give x.clone(), made outside "
+            "of it, or training=False."
+        )
+    return inputs
 
 
 def _inputs(model: Module, graph: object, x: object) -> tuple[Any, ...]:

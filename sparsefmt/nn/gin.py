@@ -52,6 +52,13 @@ class OfNetwork(Passing):
         else:
             self.register_buffer("eps", torch.empty(1))
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; of a number for ``eps`` make the tensor that the layer reads."""
+        if name == "eps" and isinstance(value, float | int):
+            like = next(self.parameters(), torch.empty(0))
+            value = torch.tensor([float(value)], device=like.device)
+        super().__setattr__(name, value)
+
     def reset_parameters(self) -> None:
         """Reset ``nn``, or its parts that can be, and set ``eps`` to what was given."""
         _reset(self.nn)

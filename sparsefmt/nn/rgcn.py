@@ -211,6 +211,9 @@ class RGCNConv(Passing):
 class FastRGCNConv(RGCNConv):
     """``RGCNConv`` under the other name that it has in PyG, which has no maxima and minima.
 
+    With ids it differs from PyG's, which takes the weights of a source by its place in ``x``, not
+    by its id there: results agree where ``x`` is None or ids stand in their order.
+
     Parameters
     ----------
     in_channels, out_channels, num_relations, num_bases, num_blocks, root_weight, is_sorted, bias

@@ -34,9 +34,26 @@ def register() -> None:
 
 def _register_classes(module: ModuleType) -> None:
     from hypothesis.strategies import register_type_strategy
+    from hypothesis.vendor.pretty import for_type_by_name
 
     for name in _CLASSES[module.__name__]:
         register_type_strategy(getattr(module, name), partial(_strategy, name))
+        for_type_by_name("sparsefmt", name, _print)  # as ``__module__`` says
+
+
+def _print(A: Any, printer: Any, cycle: bool) -> None:
+    """Print the call that makes a matrix, to be pasted: every value, and shapes without any."""
+    import numpy as np
+
+    names, parts = [*A._array_fields, "shape", *(["tile"] if A.format == "sgt" else [])], []
+    with np.printoptions(threshold=sys.maxsize, floatmode="unique"):
+        for name in names:
+            value = getattr(A, name)
+            text = repr(value)
+            if getattr(value, "size", 1) == 0:
+                text = f"np.empty({value.shape}, {value.dtype.name!r})"
+            parts.append(f"{name}={text}")
+    printer.text(f"{type(A).__name__}({', '.join(parts)})")
 
 
 def _strategy(name: str, asked: type) -> Any:

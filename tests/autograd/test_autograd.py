@@ -274,6 +274,10 @@ def test_all_is_made_again(device):
         assert torch.equal(mine, wanted)
     assert graph.csr is csr
     assert torch.equal(layer(x, edge_index), before[0])
+    edge_index.data[0, 0] = (edge_index[0, 0] + 1) % 9  # which counts no version
+    sparsefmt.clear_caches()
+    changed = Graph.from_edge_index(edge_index.clone(), num_nodes=9)
+    assert torch.equal(layer(x, edge_index), layer(x, changed))
 
 
 def test_compiled_functions_run_on():

@@ -8,6 +8,8 @@ import pytest
 
 import sparsefmt
 from sparsefmt import COO, Graph
+from sparsefmt.errors import IndexRangeError
+from sparsefmt.formats.convert import unpickled
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW, COL = np.array([4, 0, 2, 0, 4, 5], np.int32), np.array([1, 3, 2, 0, 1, 6], np.int32)
@@ -38,6 +40,18 @@ def test_old_pickles_of_graphs_features_and_orders_load(old):
     assert old["cbsr"].shape == (4, 6)
     old["cbsr"].check()
     assert len(old["order"].perm) == 6
+
+
+def test_what_torch_may_load_is_checked():
+    """``torch.load`` calls it for files of anyone."""
+    fields = {
+        name: ("int32", (len(a),), np.array(a, "i4").tobytes())
+        for name, a in {"indptr": [0, 1], "indices": [7]}.items()
+    }
+    A = unpickled("csr", "cpu", fields, {"shape": (1, 8)})
+    assert A.indices.tolist() == [7]
+    with pytest.raises(IndexRangeError, match=r"indices\[0\] is 7 but there are 7 columns"):
+        unpickled("csr", "cpu", fields, {"shape": (1, 7)})
 
 
 def test_old_places_are_the_same_modules():

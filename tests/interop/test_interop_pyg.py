@@ -350,6 +350,7 @@ REFUSED = {
         ((4, 1), IndexRangeError, r"edge_index\[1\]\[0\] is 1 but there are 1 target vertices"),
         ((2, 4), IndexRangeError, r"edge_index\[0\]\[1\] is 2 but there are 2 source vertices"),
         (-1, ShapeError, "num_nodes is -1: counts cannot be negative"),
+        (True, ShapeError, "num_nodes is True: give an integer"),
         ((4, -2), ShapeError, r"num_nodes is \(4, -2\): counts cannot be negative"),
         (4.0, ShapeError, r"num_nodes is 4\.0: give an integer or \(n_source, n_target\)"),
         ("4", ShapeError, "num_nodes is '4': give an integer"),

@@ -11,12 +11,13 @@ from test_interop_sparse import ALL as DTYPES
 from test_interop_sparse import FORMATS, TORCH
 from test_interop_sparse import parts_of_torch as parts
 
-from sparsefmt import COO, CSC, CSR
+from sparsefmt import COO, CSC, CSR, Graph, autograd
 from sparsefmt.errors import (
     DeviceError,
     DtypeError,
     FormatError,
     ShapeError,
+    SparseFmtError,
     UnsupportedError,
 )
 from sparsefmt.interop import from_torch, to_torch
@@ -154,6 +155,19 @@ def test_tensors_that_require_grad_are_refused(format):
     with pytest.raises(UnsupportedError, match=r"requires grad.*tensor\.detach\(\).*autograd"):
         from_torch(tensor)
     assert from_torch(tensor.detach()) == example(format)
+
+
+def test_tensors_with_a_tangent_are_refused():
+    forward_ad = torch.autograd.forward_ad
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(torch.ones(2, 2), torch.ones(2, 2))
+        sparse = torch.ones(2, 2).to_sparse()  # which has none, and is taken as ever
+        assert from_torch(sparse).nnz == len(autograd.spmm(sparse, torch.ones(2, 1))) ** 2
+        for make in (from_torch, lambda tensor: COO([0, 1], [1, 0], tensor[0], shape=(2, 2))):
+            with pytest.raises(SparseFmtError, match="detach"):
+                make(dual)
+        with pytest.raises(UnsupportedError, match=r"edge_weight.* has a tangent"):
+            Graph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), dual[0])
 
 
 def tensors_that_are_refused():

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+import scipy.sparse
 
-from sparsefmt import COO, FileFormatError, read, write
+from sparsefmt import COO, FileFormatError, read, to_scipy, write
 from sparsefmt.io import chunks
 from sparsefmt.io.chunks import read_chunks
 
@@ -23,11 +24,15 @@ def joined(found):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("name", ["g.txt", "g.csv", "g.npz", "csr.npz", "g.mtx"])
+@pytest.mark.parametrize("name", ["g.txt", "g.csv", "g.npz", "csr.npz", "SciPy.npz", "g.mtx"])
 def test_pieces_are_the_whole(tmp_path, monkeypatch, name, weighted):
     monkeypatch.setattr(chunks, "LENGTH", 64)
     A = matrix(weighted=weighted)
     write(tmp_path / name, A.tocsr() if name == "csr.npz" else A)
+    if name == "SciPy.npz":
+        S = to_scipy(A.tocsr())  # with room behind the last pointer, in the last piece and after it
+        S.data, S.indices = (np.append(a, a[:50]) for a in (S.data, S.indices))
+        scipy.sparse.save_npz(tmp_path / name, S)
     whole = read(tmp_path / name, format="coo")
     found = list(read_chunks(tmp_path / name))
     col, row, weight, shape = joined(found)

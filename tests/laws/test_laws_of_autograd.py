@@ -1,6 +1,7 @@
 """What every public function of ``autograd`` must satisfy: results, gradients, order of edges."""
 
 import gc
+import io
 import pickle
 
 import numpy as np
@@ -205,8 +206,15 @@ def as_parts(graph):
     return pytree.tree_map(lambda leaf: torch.nn.Parameter(leaf, requires_grad=False), graph)
 
 
+def saved(graph):
+    """Save a graph by torch and load it by torch's default, which runs no code of the file."""
+    torch.save(graph, buffer := io.BytesIO())
+    return torch.load(io.BytesIO(buffer.getvalue()))
+
+
 ROADS = {
     "pickled": lambda graph: pickle.loads(pickle.dumps(graph)),
+    "saved": saved,
     "node": lambda graph: pytree.tree_map(torch.clone, graph),
     "parts": as_parts,
 }

@@ -65,6 +65,11 @@ def of_another_size(case, name, A):
     }[arg.check]
 
 
+def tensor_of(v):
+    """Return an array as a tensor, whose products would be arrays."""
+    return pytest.importorskip("torch").as_tensor(v)
+
+
 #: What is wrong with an array: the array, the error, and the text behind its name.
 FAULTS = {
     "integers": (lambda v: v.astype(int), DtypeError, ".dtype is int64: values are float16"),
@@ -73,6 +78,7 @@ FAULTS = {
     "objects": (lambda v: v.astype(object), DtypeError, " holds Python objects"),
     "masked": (lambda v: np.ma.array(v), UnsupportedError, " is a masked array: fill it"),
     "sparse": (lambda v: COO([0], [0], shape=(1, 1)), DtypeError, " is a COO: give a dense array"),
+    "tensor": (lambda v: tensor_of(v), DtypeError, r" is a torch.Tensor: sparsefmt.autograd has "),
     "number": (lambda v: 3.0, ShapeError, r" (is a single float64, of|has) shape \(\)"),
     "none": (lambda v: None, DtypeError, " is None: give an array"),
     "axes": (lambda v: v[..., None, None, None], ShapeError, " has shape"),

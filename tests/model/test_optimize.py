@@ -264,6 +264,19 @@ def test_a_wrong_call_is_refused_as_the_layer_refuses_it():
             layer(x, graph)
 
 
+def of_inference():
+    with torch.inference_mode():
+        return torch.ones(N, 12, dtype=torch.float64)
+
+
+def test_features_of_inference_mode_are_planned_for_inference():
+    model, graph, x = net().eval(), square(), of_inference()
+    with torch.no_grad():
+        expected = model(x, graph)
+        assert optimize(model, graph, x=x).layers
+        torch.testing.assert_close(model(x, graph), expected)
+
+
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [
@@ -274,6 +287,8 @@ def test_a_wrong_call_is_refused_as_the_layer_refuses_it():
         ({"x": 3}, DtypeError, "x is a int: give a torch.Tensor, or a tuple"),
         ({"x": (1,)}, ShapeError, "x holds 1 values, which Net.forward does not take: missing"),
         ({"training": "no"}, DtypeError, "training is 'no': give True, False"),
+        ({"x": of_inference()}, UnsupportedError, r"x was made in inference mode, .*x.clone\(\)"),
+        ({"x": (of_inference(), 1), "training": True}, UnsupportedError, "x was made in inference"),
         ({"steps": 0}, ShapeError, "steps is 0: give an integer, 1 or more, or None"),
         ({"steps": 1.5}, DtypeError, "steps is 1.5: give an integer"),
         ({"graph": torch.rand(2, 5)}, DtypeError, r"graph has dtype torch.float32: .*long\(\)"),

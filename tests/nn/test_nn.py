@@ -226,6 +226,16 @@ def test_other_errors_of_the_network_pass_as_they_are(error):
     assert found.value is error
 
 
+@pytest.mark.parametrize("train_eps", [False, True])
+def test_eps_may_become_a_number(device, train_eps):
+    graph, x = square_graph(device), features(device)
+    layer = GINConv(mlp(), 0.5, train_eps).to(device)
+    expected = layer(x, graph)
+    del layer.eps
+    layer.eps = 0.5
+    assert torch.equal(layer(x, graph), expected)
+
+
 @pytest.mark.parametrize("options", [{}, {"k": 3}, {"sample": 2, "training_sample": 2}], ids=str)
 @pytest.mark.parametrize("train_eps", [False, True])
 def test_eps_changes_no_dtype(options, train_eps):
@@ -325,6 +335,22 @@ def test_gin_is_reset_with_a_network_that_cannot_be_reset_itself(train_eps):
     layer.reset_parameters()
     assert layer.eps.item() == 0.25
     assert not torch.equal(layer.nn["inner"][0].weight, before)
+
+
+@pytest.mark.parametrize("make", [SAGEConv, lambda *widths: GINConv(Linear(*widths))])
+def test_forward_mode_goes_by_the_weights_of_maps_behind_a_sum(make):
+    """Also where features become so few that gradients would be those of mapped features."""
+    layer, graph, x = make(F_IN, 1), square_graph("cpu"), features("cpu", grad=False)
+    name, weight = next(iter(layer.named_parameters()))
+
+    def run(weight):
+        return torch.func.functional_call(layer, {name: weight}, (x, graph))
+
+    forward_ad = torch.autograd.forward_ad
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(run(forward_ad.make_dual(weight, weight))).tangent
+    expected = torch.autograd.functional.jvp(run, weight.detach(), weight.detach())[1]
+    torch.testing.assert_close(tangent, expected)
 
 
 def test_tracers_of_torch_that_take_no_operation_of_ours_say_so():

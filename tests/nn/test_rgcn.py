@@ -255,16 +255,22 @@ def test_ids_of_targets_are_checked_once_each(device, monkeypatch, wrong):
 
 
 def test_no_edges_at_all(device):
+    """Every input has a gradient, of zeros."""
     none = torch.empty(2, 0, dtype=torch.int64, device=device)
     types = torch.empty(0, dtype=torch.int64, device=device)
-    for parts, root in itertools.product(PARTS, (True, False)):
-        layers = pair(6, parts, root_weight=root, bias=False, device=device)
-        (x,) = inputs(False, False, device)
+    cases = itertools.product(PARTS, (True, False), ("mean", "max"), (True, False))
+    for parts, root, aggr, ids in cases:
+        if ids and parts == "blocks":
+            continue
+        options = {"root_weight": root, "aggr": aggr, "bias": False, "device": device}
+        layers = pair(N if ids else 6, parts, **options)
+        (x,) = inputs(False, ids, device)
+        x.requires_grad = not ids
         found = layers[1](x, none, types)
         assert torch.allclose(found, layers[0](x, none, types), atol=1e-12)
-        if root:
-            found.sum().backward()
-            assert not layers[1].weight.grad.any()
+        found.sum().backward()
+        assert not layers[1].weight.grad.any()
+        assert ids or x.grad.any() == root
 
 
 def test_fast_rgcn_is_the_same_layer():
@@ -274,6 +280,17 @@ def test_fast_rgcn_is_the_same_layer():
     (x,) = inputs(False, False)
     assert repr(fast) == "FastRGCNConv(6, 8, num_relations=5)"
     assert torch.equal(fast(x, *given), pair(6)[1](x, *given))
+
+
+def test_fast_rgcn_goes_by_ids_where_pygs_goes_by_places():
+    (ids,), given = inputs(False, True), edges()
+    ours, theirs = both(lambda library: library.FastRGCNConv(N, 8, TYPES), "cpu")
+    same = pair(N)[1]
+    for layer in (ours, same):
+        layer.load_state_dict(theirs.state_dict())
+    assert torch.equal(ours(ids, *given), same(ids, *given))
+    assert torch.allclose(ours(None, *given), theirs(None, *given), atol=1e-12)
+    assert not torch.allclose(ours(ids, *given), theirs(ids, *given))
 
 
 X, IDS = torch.ones(N, 6, dtype=torch.float64), torch.arange(N)

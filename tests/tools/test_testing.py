@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument
+from hypothesis.vendor.pretty import pretty
 
 import sparsefmt
 from sparsefmt import CBSR, COO, CSC, CSR, SGT
@@ -682,3 +683,13 @@ def test_registering_twice_is_harmless_and_other_modules_are_left_alone(monkeypa
     assert watch.find_spec("json", None) is None
     assert watch.find_spec("sparsefmt.nothing", None) is None
     assert not watch.waiting
+
+
+@settings(max_examples=50)
+@given(A=graphs(format=None) | cbsr())
+def test_a_printed_example_can_be_pasted(A):
+    names = {kind.__name__: kind for kind in CLASSES.values()}
+    names |= {"np": np, "array": np.array, "nan": np.nan, "inf": np.inf}
+    dtypes = "uint8 uint16 int32 int64 float16 bfloat16 float32 float64".split()
+    names |= {name: np.dtype(name) for name in dtypes}
+    assert eval(pretty(A), names) == A

@@ -109,6 +109,7 @@ def refuse_transforms(*args: Any) -> None:
     if forward_ad._current_level < 0 and level() is None:
         return
     refused = traced or maybe_current_level() is not None
-    for arg in args:
-        if refused or (isinstance(arg, Tensor) and _unpack_dual(arg).tangent is not None):
+    for arg in args:  # a sparse one has none, and no memory to ask about
+        dense = isinstance(arg, Tensor) and arg.layout is torch.strided
+        if refused or (dense and _unpack_dual(arg).tangent is not None):
             raise UnsupportedError(_NEITHER_TORCH_FUNC_NOR_FORWARD_MODE)

@@ -127,9 +127,11 @@ def as_graph(
 
     Notes
     -----
-    The tensor is known by its identity and its version, which counts changes in place.  Tensors of
-    inference mode have none: their graph is made at each call.  ``torch.compile`` breaks its graph
-    here: give it a ``Graph``.
+    The tensor is known by its identity and its version, which counts changes in place; not those
+    by ``.data``, ``apply_``, ``map_``, NumPy, CuPy, DLPack and ``torch.distributed``: give a new
+    tensor after these, or call ``sparsefmt.clear_caches()``.  Tensors of inference mode have no
+    version: their graph is made at each call.  ``torch.compile`` breaks its graph here: give it a
+    ``Graph``.
     """
     if type(edge_index) is Graph:
         return edge_index

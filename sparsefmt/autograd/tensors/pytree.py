@@ -11,8 +11,9 @@ from ..._caches import store
 from ...formats import primitives
 from ...formats.arrays import allocating, on_device_of
 from ...formats.compressed import COO, CSC, CSR
+from ...formats.convert import unpickled
 from ...graph.built import GraphBuilt
-from ...graph.graph import Graph
+from ...graph.graph import Graph, restored
 from ...interop.torch import from_tensor
 from .side import Side
 from .tensors import GraphTensors
@@ -89,6 +90,9 @@ def _graph(leaves: list[Tensor], context: Context) -> Graph:
     built.parts["csc", False] = csc, perm
     return Graph._on(built, False)
 
+
+#: What a pickle of ``torch.save`` calls: ``torch.load`` takes it without ``weights_only=False``.
+torch.serialization.add_safe_globals([restored, unpickled])
 
 for _node in (Graph, GraphTensors):
     pytree.register_pytree_node(

@@ -3,7 +3,6 @@
 Nothing here needs torch.
 """
 
-import operator
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Protocol, TypeAlias
@@ -170,7 +169,7 @@ def _fill(loads: Array, weights: Array) -> Array:
 def checked(bounds: Iterable[int], ranks: int) -> tuple[int, ...]:
     """Return ``ranks`` + 1 bounds as integers; raise ShapeError unless they ascend from 0."""
     try:
-        result = tuple(map(operator.index, bounds))
+        result = tuple(map(checks.as_index, bounds))
     except (TypeError, ValueError, RuntimeError):  # the last one is torch's
         result = ()
     if len(result) != ranks + 1 or result[0] != 0 or any(b < a for a, b in pairwise(result)):

@@ -13,12 +13,12 @@ import numpy as np
 
 from ...errors import DtypeError, ShapeError
 from ...formats import checks
-from ...formats.arrays import Array, allocating, as_array, namespace, on_device_of
+from ...formats.arrays import Array, allocating, namespace, on_device_of
 from ...formats.base import Format
 from ...formats.cbsr import CBSR, column_dtype
 from ...formats.compressed import CSR
 from ...reorder import Order
-from ..engine.bind import bind, count_of_features, output, same_dtype, structure
+from ..engine.bind import array_of, bind, count_of_features, output, same_dtype, structure
 from ..engine.call import call, convert_to_csr
 from ..engine.structure import Sizes
 from ..engine.table import (
@@ -72,7 +72,7 @@ def maxk(X: Array, k: int) -> CBSR:
     Deterministic, and exact for subnormal values too.  Rows are searched rather than sorted, except
     those of more than 65 536 features on a GPU.
     """
-    X = as_array("X", X)
+    X = array_of("X", X)
     checks.dense("X", X)
     checks.value_dtype("X.dtype", X.dtype)
     k = _count("k", k)

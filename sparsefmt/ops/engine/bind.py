@@ -27,6 +27,7 @@ from ...formats.base import Format
 from ...formats.cbsr import CBSR
 from ...formats.sgt import SGT
 from ...graph.graph import Graph
+from ...interop.torch import is_tensor
 from .memory import is_contiguous, memory_of
 from .table import FIRST, Arg, Op
 
@@ -111,6 +112,16 @@ def sparse(A: object) -> Format:
     )
 
 
+def array_of(name: str, value: object, *, like: Array | None = None) -> Array:
+    """Convert what an operation takes to an array; refuse tensors, which expect one back."""
+    if is_tensor(value):
+        raise DtypeError(
+            f"{name} is a torch.Tensor: sparsefmt.autograd has functions of tensors, such as "
+            f"spmm(Graph(A), {name}); or give {name}.numpy(force=True), or a CuPy array."
+        )
+    return as_array(name, value, empty=np.float64, like=like)
+
+
 # Words and numbers
 
 
@@ -186,7 +197,7 @@ class Arrays:
             product = ", or spgemm(A, S) for row-balanced features" * (value.format == "cbsr")
             dense = f"give a dense array, {name}.toarray(){product}"
             raise DtypeError(f"{name} is a {type(value).__name__}: {dense}.")
-        return as_array(name, value, empty=np.float64, like=A._indices)
+        return array_of(name, value, like=A._indices)
 
     def kind_and_device(self, name: str, array: Any, A: Any) -> None:
         """Check for a dtype of values, and the device of the matrix."""

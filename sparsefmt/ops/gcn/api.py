@@ -9,14 +9,13 @@ from ...formats import checks
 from ...formats.arrays import (
     Array,
     allocating,
-    as_array,
     contiguous,
     device_of,
     namespace,
     on_device_of,
 )
 from ...formats.base import Format
-from ..engine.bind import bind, flag
+from ..engine.bind import array_of, bind, flag
 from ..engine.call import call
 from ..engine.structure import Sizes
 from ..engine.table import Arg, Kernel, Op, Price, deferred
@@ -129,7 +128,7 @@ def _check_square(A: Format) -> None:
 
 def _gradient(grad: object, A: Format, size: int) -> Array:
     """Check a gradient of the result's values; contiguous."""
-    array = as_array("grad", grad, empty=np.float64, like=A._indices)
+    array = array_of("grad", grad, like=A._indices)
     if array.shape != (size,):
         raise ShapeError(
             f"grad has shape {array.shape}: give ({size},), one for each value of the result."

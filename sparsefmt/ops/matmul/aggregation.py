@@ -50,10 +50,10 @@ def aggregate(A: Format, X: Array, *, method: str = "auto") -> Array:
     X : array, shape (n_cols, feat)
         As for ``spmm``.
     method : "auto", "gas" or "gar"
-        ``gas`` takes the entries of a COO in whatever order they come and adds each to its row,
-        atomically on a GPU (not deterministic there; float16 and bfloat16 add up in a float32
-        workspace); ``gar`` sums the rows of a CSR.  A matrix in another format is converted, at
-        each call.  ``auto`` reduces all but a COO on a GPU, which it scatters where that is
+        ``gas`` takes the entries of a COO in whatever order they come and adds each to its row by
+        atomics (not deterministic; float16 and bfloat16 add up in a float32 workspace); ``gar``
+        sums the rows of a CSR, as both do on the CPU, where that is always faster.  A matrix in
+        another format is converted, at each call.  ``auto`` scatters a COO on a GPU where that is
         predicted to be faster than conversion and reduction; ``explain`` says what it compared.
 
     Returns

@@ -66,10 +66,10 @@ def spmm(
     Parameters
     ----------
     A : COO, CSR, CSC, SGT or CBSR, shape (n_rows, n_cols)
-        The format picks the method: COO scatters with atomics (GAS, for sums only; not
-        deterministic on a GPU), CSR reduces row by row (GAR), SGT takes sums and means window by
-        window, on a GPU by tensor cores where they may and pay (``explain`` says which); all else
-        is converted to CSR first, at each call.
+        The format picks the method: COO on a GPU scatters with atomics (GAS, for sums only; not
+        deterministic), CSR reduces row by row (GAR), SGT takes sums and means window by window, on
+        a GPU by tensor cores where they may and pay (``explain`` says which); all else is converted
+        to CSR first, at each call.
     X : array, shape (n_cols, feat) or (n_cols, heads, feat)
         Same dtype as ``A.data``: float16, bfloat16, float32 or float64.  float16 and bfloat16 are
         computed in float32.  Any ``feat``, 0 included.  Contiguous rows at any distance are read in
@@ -83,9 +83,9 @@ def spmm(
         wins, as in NumPy.  A row without entries gives 0 in all of them.
     row_scale : array, shape (n_rows,), optional
         ``r``, of X's dtype, or float32 beside 2-byte features.  It multiplies after the reduction,
-        so that a negative one turns a maximum of the row around; in a sum over a COO it multiplies
-        each entry, over an SGT on tensor cores the row's part there and the rest, which differs by
-        rounding, overflow, and ``inf * 0`` or ``inf - inf`` where it is infinite.
+        so that a negative one turns a maximum of the row around; in a sum over a COO on a GPU it
+        multiplies each entry, over an SGT on tensor cores the row's part there and the rest, which
+        differs by rounding, overflow, and ``inf * 0`` or ``inf - inf`` where it is infinite.
     col_scale : array, shape (n_cols,), optional
         ``c``, of the same dtypes.
     precision : "tf32" or "bf16", optional
@@ -371,11 +371,6 @@ SPMM = Op(
         ),
         Kernel("spmm_csr_scipy", small.spmm, ("csr",), "cpu", refuses=small.refuses),
         Kernel("spmm_csr_numba", deferred(_CPU, "spmm"), ("csr",), "cpu"),
-        Kernel("spmm_coo_scipy", small.spmm_coo, ("coo",), "cpu", refuses=small.refuses_coo),
-        Kernel(
-            *("spmm_coo_numba", deferred(_CPU, "spmm_coo"), ("coo",), "cpu"),
-            refuses=_against_scattering,
-        ),
         convert_to_csr("spmm"),
     ),
     price=price_of_rows,

@@ -10,7 +10,7 @@ import numba
 import numpy as np
 
 from ...formats.arrays import Array
-from ...formats.compressed import COO, CSR
+from ...formats.compressed import CSR
 from ..engine.lanes import (
     add_product,
     divided,
@@ -171,37 +171,6 @@ def spmm_best(
                     f = _best_tile(low, A, X, scales, Y, arg, i, span, f, sign, False)
 
 
-@parallel
-def spmm_scatter(
-    row: Array, col: Array, data: Array, X: Array, scales: Array, Y: Array, pieces: int
-) -> None:
-    """Set ``Y[row[e]]`` to sums of ``r a[e] c X[col[e]]``; a piece has its own features."""
-    X, stride = X
-    Y, feat = Y
-    row_scale, col_scale = scales
-    step = width_of(lanes(X, NARROW, 0))
-    tiles = -(-feat // step)
-    for piece in numba.prange(pieces):
-        start = np.int64(piece) * tiles // pieces * step
-        stop = min((np.int64(piece) + 1) * tiles // pieces * step, feat)
-        for k in range(len(Y) // max(feat, 1)):
-            Y[k * feat + start : k * feat + stop] = 0
-        for e in range(len(row)):
-            i, j = np.int64(row[e]), np.int64(col[e])
-            ahead = min(e + AHEAD, len(row) - 1)
-            for f in range(start, stop, step):
-                prefetch(lanes(X, NARROW, 0), X, np.int64(col[ahead]) * stride + f)
-                prefetch(lanes(X, NARROW, 0), Y, np.int64(row[ahead]) * feat + f)
-            weight = weight_of(data, col_scale, e, j, X.dtype.type(1))
-            if len(row_scale):
-                weight = weight * row_scale[i]
-            for f in range(start, stop, step):
-                zero, count = lanes(X, NARROW, 0), min(step, stop - f)
-                sums = load(zero, Y, i * feat + f, count)
-                sums = add_product(sums, weight, load(zero, X, j * stride + f, count))
-                store(sums, Y, i * feat + f, count)
-
-
 @inlined
 def _arg_tile(zero: Any, f: int, row: Any, args: Any) -> None:
     """Compute the gradients that row ``j`` of X gets from the entries that won."""
@@ -299,19 +268,6 @@ def spmm(
             winners = np.empty(0, A.indices.dtype) if arg is None else arg.reshape(-1)
             sign = sums.dtype.type(1 if reduce == "max" else -1)
             spmm_best(A.indptr, entries, X, scales, Y, winners, sign, pieces)
-    return out
-
-
-def spmm_coo(
-    A: COO, x: Array, *, values: Array, row_scale: Array, col_scale: Array,
-    out: Array | None = None, **_: Any,
-) -> Array:  # fmt: skip
-    """Compute ``out[i] += r[i] a[e] c[j] x[j]`` for every entry, in their order."""
-    out = np.empty((A.n_rows, x.shape[1]), x.dtype) if out is None else out
-    scales = values_of(row_scale, x), values_of(col_scale, x)
-    data, threads = values_of(values, x), numba.get_num_threads()
-    with writing(out) as (sums, _pieces):
-        spmm_scatter(A.row, A.col, data, flat(x), scales, flat(sums), threads)
     return out
 
 

@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 
 from ...formats.arrays import Array
-from ...formats.compressed import COO, CSR
-from ...formats.convert import numbered_csr
+from ...formats.compressed import CSR
 from ...formats.primitives import add_product
 from ..engine import small
 from ..engine.small import wide
@@ -23,12 +22,6 @@ def refuses(
     reasons = small.reasons_against((A.nnz + A.n_rows) * width)
     takes = reduce in ("sum", "mean")
     return reasons if takes else [*reasons, f"SciPy's loops do not take a {reduce}"]
-
-
-def refuses_coo(A: Any, x: Array, *, reduce: str = "sum", **_: Any) -> list[str]:
-    """List the reasons against a small product with a COO."""
-    reasons = small.reasons_against((A.nnz + A.n_rows) * x.shape[1])
-    return reasons if reduce == "sum" else [*reasons, f"scattering does not take a {reduce}"]
 
 
 def spmm(
@@ -59,15 +52,3 @@ def spmm(
         with np.errstate(over="ignore", under="ignore"):
             out[...] = sums
     return out
-
-
-def spmm_coo(
-    A: COO, x: Array, *, values: Array, row_scale: Array, col_scale: Array,
-    out: Array | None = None, **_: Any,
-) -> Array:  # fmt: skip
-    """Add ``r[i] a[e] c[j] x[j]`` to ``out[i]`` for every entry: sorted by row, in their order."""
-    B, numbers = numbered_csr(A.with_data(None))
-    if row_scale is not None:
-        factors = wide(row_scale)[A.row]
-        values = factors if values is None else factors * wide(values)
-    return spmm(B, x, values, numbers, None, col_scale, out=out)

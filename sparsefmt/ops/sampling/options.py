@@ -1,9 +1,9 @@
 """The options of a sample of rows, checked in the same words for arrays and tensors."""
 
-import operator
 from typing import Any, NamedTuple
 
 from ...errors import DtypeError, ShapeError, UnsupportedError
+from ...formats import checks
 from ..engine.bind import word
 
 STRATEGIES = {"bucket": 0, "fastrand": 1, "random": 2}  # as in rows.cuh
@@ -26,12 +26,10 @@ def integer(name: str, value: Any) -> int:
     if type(value) is int:
         return value
     try:
-        if not isinstance(value, bool) and "bool" not in str(getattr(value, "dtype", "")):
-            return operator.index(value)
+        return checks.as_index(value)
     except TypeError:
-        pass
-    text = repr(value)
-    text = text if len(text) < 80 else f"a {type(value).__name__}"
+        text = repr(value)
+        text = text if len(text) < 80 else f"a {type(value).__name__}"
     raise DtypeError(f"{name} is {text}: give an integer.")
 
 
