@@ -1,6 +1,7 @@
 """Streams of graph files: bounded decompression, atomic writes, errors that name file and line."""
 
 import bz2
+import errno
 import gzip
 import io
 import os
@@ -9,6 +10,7 @@ import stat
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from hashlib import sha1
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -22,7 +24,10 @@ except ImportError:  # Windows
     fcntl = None
 
 _CHUNK = 1 << 20
+_BLOCK = 1 << 16
 _COMPRESSED = (".gz", ".bz2")
+#: Compressed members of a file, beside one for each KiB of text: an empty one takes time too.
+_MOST_MEMBERS = 1000
 
 
 def fault(path: Path, why: str, *, line: int | None = None) -> FileFormatError:
@@ -77,6 +82,88 @@ def naming(path: Path) -> Iterator[None]:
         raise UnsupportedError(f"{path}: {error}") from error
     except SparseFmtError as error:
         raise fault(path, str(error)) from error
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        if error.errno == errno.EINVAL:  # a place that is none, before the file begins
+            raise fault(path, f"its sizes are damaged ({error}): copy the file again.") from error
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+class _Members(io.RawIOBase):
+    """The text of compressed members, one behind another; other bytes behind them are refused."""
+
+    def __init__(self, raw: BinaryIO, path: Path, packed: str) -> None:
+        self._raw, self._path, self._zeros = raw, path, b"\0" * (packed == ".gz")
+        self._new: Any = (
+            bz2.BZ2Decompressor if packed == ".bz2" else partial(zlib.decompressobj, 31)
+        )
+        self._member: Any = None
+        self._members, self._size, self._rest = 0, 0, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        view, text = memoryview(buffer), b""
+        while not text and self._begun():
+            member, ended = self._member, False
+            if not self._rest and getattr(member, "needs_input", True):
+                self._rest = self._raw.read(_BLOCK)
+                ended = not self._rest
+            text = member.decompress(self._rest, len(view))
+            self._rest = getattr(member, "unconsumed_tail", b"")
+            self._size += len(text)
+            if member.eof:
+                self._member, self._rest = None, member.unused_data
+                self._members += 1
+            elif ended and not text:
+                raise EOFError("it ends early")
+        view[: len(text)] = text
+        return len(text)
+
+    def _begun(self) -> bool:
+        """Begin the next member if none is open; return False at the end of the file."""
+        while self._member is None:
+            self._rest = self._rest or self._raw.read(_BLOCK)
+            if not self._rest:
+                return False
+            if self._members > _MOST_MEMBERS + self._size // 1024:
+                raise fault(
+                    self._path,
+                    f"{self._members} compressed pieces hold {self._size} bytes: unpack it, and "
+                    "pack it in one piece.",
+                )
+            if self._members:  # behind which tapes have zeros
+                self._rest = self._rest.lstrip(self._zeros) if self._zeros else self._rest
+            self._member = self._new() if self._rest else None
+        return True
+
+
+class _Repeated(io.RawIOBase):
+    """A text that is read several times, each block of which must stay the same.
+
+    ``sums`` has the CRC-32 of the blocks that were read before, and gets those of new ones.
+    """
+
+    def __init__(self, inner: BinaryIO, path: Path, sums: list[int]) -> None:
+        self._inner, self._path, self._sums = inner, path, sums
+        self._number, self._block = 0, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._block:
+            self._block = self._inner.read(_CHUNK)
+            self._sums += [zlib.crc32(self._block)] * (self._number == len(self._sums))
+            if self._sums[self._number] != zlib.crc32(self._block):
+                raise fault(self._path, "it changed while it was read: read it again.")
+            self._number += bool(self._block)  # the end is one more, which comes again
+        size = min(len(buffer), len(self._block))
+        memoryview(buffer)[:size] = self._block[:size]
+        self._block = self._block[size:]
+        return size
 
 
 class _Bounded(io.RawIOBase):
@@ -113,15 +200,20 @@ class _Bounded(io.RawIOBase):
 
 
 @contextmanager
-def reading(path: Path, max_bytes: int, *, tail: bytes = b"") -> Iterator[BinaryIO]:
-    """Open the decompressed bytes of a text file, at most ``max_bytes``, and then ``tail``."""
+def reading(
+    path: Path, max_bytes: int, *, tail: bytes = b"", sums: list[int] | None = None
+) -> Iterator[BinaryIO]:
+    """Open the decompressed bytes of a text file, at most ``max_bytes``, and then ``tail``.
+
+    A text that is opened again with the same list ``sums`` is refused where it has changed.
+    """
     packed = stem_and_suffix(path)[1]
     with path.open("rb") as raw:
-        inner: BinaryIO = raw
-        if packed == ".gz":
-            inner = cast(BinaryIO, gzip.GzipFile(fileobj=raw))
-        elif packed == ".bz2":
-            inner = cast(BinaryIO, bz2.BZ2File(raw))
+        inner: Any = raw
+        if packed:
+            inner = io.BufferedReader(_Members(raw, path, packed), _CHUNK)
+        if sums is not None:
+            inner = _Repeated(inner, path, sums)
         with io.BufferedReader(
             _Bounded(inner, path, max_bytes + len(tail), tail), _CHUNK
         ) as stream:

@@ -164,7 +164,7 @@ class _Edges:
             coo = self.structure.structure.tocoo().to("cpu")
             self._pieces: Callable[[], Iterable[Any]] = lambda: chunks_of(coo)
         elif isinstance(graph, str | os.PathLike):
-            self._pieces = lambda: read_chunks(graph)
+            self._pieces = lambda: read_chunks(graph, num_nodes=num_nodes)
         elif (  # can be gone over several times: no tensor, mapping or PyG's data
             not isinstance(graph, Mapping)
             and not hasattr(graph, "shape")
@@ -234,8 +234,13 @@ def _surveyed(edges: _Edges) -> _Survey:
         raise DtypeError(f"weights are {' and '.join(map(str, kinds))}: give all pieces one dtype.")
     n = top if edges.num_nodes is None else edges.num_nodes
     if shape is not None:
-        if shape[0] != shape[1] or edges.num_nodes not in (None, shape[0]):
+        if shape[0] != shape[1]:
             raise ShapeError(f"the graph has shape {shape}: parts need a square one, n x n.")
+        if edges.num_nodes not in (None, shape[0]):
+            raise ShapeError(
+                f"num_nodes is {edges.num_nodes} but the graph says {shape[0]} vertices: leave "
+                "num_nodes out."
+            )
         n = shape[0]
     _grow(degrees, n)
     return _Survey(degrees[:n], count, next(iter(kinds), None), total % 2**64)
