@@ -17,6 +17,7 @@ from sparsefmt.distributed.parts.files import read_part, read_partition
 from sparsefmt.distributed.parts.rows import balanced, metis
 from sparsefmt.generate import power_law
 from sparsefmt.io import chunks
+from sparsefmt.io.checksums import checksum
 from sparsefmt.reorder import Order
 
 N = 50
@@ -275,7 +276,7 @@ def test_a_file_of_features_that_is_no_array_is_refused(tmp_path, how):
             np.savez(file, x=np.ones((N, 2)))
         else:
             file.write(b"1 2 3")
-    with pytest.raises(errors.FileFormatError, match=r"x\.npy: it is no array .*numpy\.save"):
+    with pytest.raises(errors.FileFormatError, match=r"x\.npy: the array is .*numpy\.save"):
         write_partition(graph_of(edges_of()), tmp_path / "parts", 2, features=path)
 
 
@@ -353,6 +354,11 @@ HEADERS = {
     "files": lambda said: said | {"files": {}},
     "sizes": lambda said: said | {"files": {key: [1] for key in said["files"]}},
     "more": lambda said: said | {"extra": 1},
+    "empty bounds": lambda said: said | {"bounds": []},
+    "many parts": lambda said: said | {"bounds": [*range(10**6)]},
+    "edges": lambda said: said | {"edges": 299},
+    "order": lambda said: said | {"ordered": True},
+    "a list of dtypes": lambda said: said | {"dtypes": said["dtypes"] | {"labels": []}},
 }
 
 
@@ -360,14 +366,30 @@ HEADERS = {
 def test_a_damaged_header_is_refused(folder, name):
     path = folder / "partition.json"
     said = HEADERS[name](json.loads(path.read_text()))
-    path.write_bytes(said if isinstance(said, bytes) else json.dumps(said).encode())
-    with pytest.raises(errors.FileFormatError, match=r"partition\.json: .*copy the folder again"):
+    sealed = said | {"checksum": checksum(said)} if isinstance(said, dict) else said
+    for said in [sealed, {**sealed, "checksum": 1}] if isinstance(said, dict) else [said]:
+        path.write_bytes(said if isinstance(said, bytes) else json.dumps(said).encode())
+        text = r"partition\.json: .*copy the folder again"
+        with pytest.raises(errors.FileFormatError, match=text) as error:
+            read_partition(folder)
+        if said is sealed and name != "no format":
+            assert "checksum" not in str(error.value)
+
+
+def test_a_folder_of_an_earlier_release_needs_no_checksum(folder):
+    path = folder / "partition.json"
+    said = json.loads(path.read_text())
+    del said["checksum"]
+    path.write_text(json.dumps(said))
+    with pytest.raises(errors.FileFormatError, match="but it says None: it is damaged; copy"):
         read_partition(folder)
+    path.write_text(json.dumps(said | {"format": 1}))
+    assert triples(together(folder, 3)[0]) == triples(edges_of())
 
 
 def test_a_later_format_and_another_folder_are_refused(folder, tmp_path):
     path = folder / "partition.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 3}))
     with pytest.raises(errors.UnsupportedError, match="update sparsefmt"):
         read_partition(folder)
     with pytest.raises(errors.FileFormatError, match=r"no partition\.json"):
