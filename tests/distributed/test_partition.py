@@ -366,14 +366,15 @@ HEADERS = {
 def test_a_damaged_header_is_refused(folder, name):
     path = folder / "partition.json"
     said = HEADERS[name](json.loads(path.read_text()))
-    sealed = said | {"checksum": checksum(said)} if isinstance(said, dict) else said
-    for said in [sealed, {**sealed, "checksum": 1}] if isinstance(said, dict) else [said]:
-        path.write_bytes(said if isinstance(said, bytes) else json.dumps(said).encode())
-        text = r"partition\.json: .*copy the folder again"
-        with pytest.raises(errors.FileFormatError, match=text) as error:
+    texts = [said]
+    if isinstance(said, dict):  # whose checksum is right, and not
+        texts = [json.dumps(said | {"checksum": c}).encode() for c in (checksum(said), 1)]
+    for text in texts:
+        path.write_bytes(text)
+        with pytest.raises(
+            errors.FileFormatError, match=r"partition\.json: .*copy the folder again"
+        ):
             read_partition(folder)
-        if said is sealed and name != "no format":
-            assert "checksum" not in str(error.value)
 
 
 def test_a_folder_of_an_earlier_release_needs_no_checksum(folder):

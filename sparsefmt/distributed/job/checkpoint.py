@@ -2,17 +2,22 @@
 
 import os
 import pickle
+import struct
 import tempfile
 import zipfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from ...errors import UnsupportedError
+from ...errors import SparseFmtError, UnsupportedError
+from ...io import checksums
 from ...io.bounded import check_regular, fault, named, writing
 from ..parts.cutting import version
 
@@ -21,14 +26,20 @@ _MEND = "give the checkpoint of this training, or train without --resume"
 #: What torch.load raises on bytes that are no checkpoint, or that would run code.
 _BROKEN = (
     pickle.UnpicklingError,
+    struct.error,
     zipfile.BadZipFile,
+    ArithmeticError,
+    AssertionError,
     AttributeError,
     EOFError,
-    KeyError,
+    LookupError,
+    OSError,
     RuntimeError,
     TypeError,
     ValueError,
 )
+#: Options of an optimizer that may differ: ``train`` sets them, or what is theirs alone.
+_FREE = ("params", "lr", "weight_decay")
 
 
 def save_checkpoint(
@@ -64,8 +75,9 @@ def save_checkpoint(
 
     Notes
     -----
-    Nothing in it depends on the number of ranks.  There is no state of a random generator:
-    ``train`` seeds it at each epoch with seed, epoch and rank.
+    It has a checksum over all, which ``load_checkpoint`` compares; files of earlier releases have
+    none and are read.  Nothing in it depends on the number of ranks.  There is no state of a random
+    generator: ``train`` seeds it at each epoch with seed, epoch and rank.
     """
     target = named(path)
     check_regular(target)
@@ -77,6 +89,7 @@ def save_checkpoint(
         "model": module.state_dict(),
         "optimizer": optimizer.state_dict(),
     }
+    state[checksums.NAME] = checksums.checksum(state, _sum)
     with writing(target) as stream:
         torch.save(state, stream)
         stream.flush()
@@ -132,12 +145,10 @@ def load_checkpoint(path: str | os.PathLike[str], *, facts: Mapping[str, Any]) -
     """
     source = named(path)
     check_regular(source)
-    try:
-        state = torch.load(source, map_location="cpu", weights_only=True)
-    except _BROKEN as error:
-        why = "damaged" if isinstance(error, KeyError) else str(error).split("\n")[0][:80]
-        raise fault(source, f"it is no checkpoint ({why}): {_MEND}.") from error
-    if not isinstance(state, dict) or not isinstance(state.get("format"), int):
+    with source.open("rb") as file, _errors(source, "it is no checkpoint"):
+        _check_archive(file)
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    if not isinstance(state, dict) or type(state.get("format")) is not int:
         raise fault(source, f"it is no checkpoint of sparsefmt: {_MEND}.")
     if state["format"] > FORMAT:
         raise UnsupportedError(
@@ -146,6 +157,10 @@ def load_checkpoint(path: str | os.PathLike[str], *, facts: Mapping[str, Any]) -
     kinds = {"epoch": int, "facts": dict, "model": dict, "optimizer": dict}
     if any(not isinstance(state.get(name), kind) for name, kind in kinds.items()):
         raise fault(source, f"it lacks a part: {_MEND}.")
+    if state["epoch"] < 0:
+        raise fault(source, f"its epoch is {state['epoch']} but none is below 0: {_MEND}.")
+    with _errors(source, "it is damaged"):
+        checksums.check_sum(source, state, _MEND, default=_sum)
     for name, value in facts.items():
         if state["facts"].get(name) != value:
             there = state["facts"].get(name)
@@ -153,14 +168,65 @@ def load_checkpoint(path: str | os.PathLike[str], *, facts: Mapping[str, Any]) -
     return state
 
 
+def _check_archive(file: BinaryIO) -> None:
+    """Raise for an archive that is packed, or has a member whose CRC-32, by torch, differs."""
+    with zipfile.ZipFile(file) as archive:
+        packed = any(info.compress_type for info in archive.infolist())
+        if packed or archive.testzip():
+            raise ValueError("packed" if packed else "damaged")
+    file.seek(0)
+
+
+def _sum(thing: object) -> object:
+    """Return dtype, shape and CRC-32 of a tensor, and the text of all else."""
+    if not isinstance(thing, Tensor):
+        return str(thing)
+    data = thing.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return [str(thing.dtype), list(thing.shape), zlib.crc32(data.numpy())]
+
+
+@contextmanager
+def _errors(path: Path, what: str) -> Iterator[None]:
+    """Convert what torch and zipfile raise to ``FileFormatError``."""
+    try:
+        yield
+    except SparseFmtError:
+        raise
+    except _BROKEN as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise fault(path, f"{what} ({why}): {_MEND}.") from error
+
+
 def restore(
     path: str | os.PathLike[str], state: dict[str, Any], module: Module, optimizer: Optimizer
 ) -> int:
-    """Copy the states of a checkpoint to model and optimizer; return the epochs that are done."""
-    try:
+    """Copy the states of a checkpoint to model and optimizer; return the epochs that are done.
+
+    Raises ``FileFormatError`` for a state that does not fit, or with which a step would fail.
+    """
+    own = [dict(group) for group in optimizer.param_groups]
+    with _errors(Path(path), "it does not fit the model"):
+        _try_step(optimizer, state["optimizer"])
         module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-    except _BROKEN as error:
-        why = " ".join(str(error).split())[:200]
-        raise fault(Path(path), f"it does not fit the model ({why}): {_MEND}.") from error
+        for group, loaded in zip(own, optimizer.param_groups, strict=True):
+            for name in group.keys() - _FREE:
+                if loaded.get(name) != group[name]:
+                    raise ValueError(f"its {name} is {loaded.get(name)}, not {group[name]}")
     return int(state["epoch"])
+
+
+def _try_step(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Run a step from a state on tensors without memory."""
+    groups = [
+        {**group, "params": [torch.empty_like(p, device="meta") for p in group["params"]]}
+        for group in optimizer.param_groups
+    ]
+    trial = type(optimizer)(groups)
+    trial.load_state_dict(state)
+    for values in trial.state.values():  # counts of steps are those of the checkpoint itself
+        values.update({name: x.clone() for name, x in values.items() if isinstance(x, Tensor)})
+    for group in groups:
+        for param in group["params"]:
+            param.grad = torch.empty_like(param)
+    trial.step()
