@@ -17,7 +17,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from ...errors import SparseFmtError, UnsupportedError
-from ...io import checksums
+from ...io import checksums, pickles
 from ...io.bounded import check_regular, fault, named, writing
 from ..parts.cutting import version
 
@@ -38,6 +38,12 @@ _BROKEN = (
     TypeError,
     ValueError,
 )
+#: The names that the pickle of a checkpoint has.
+_KNOWN = {
+    "mapping": r"collections\.OrderedDict",
+    "tensor": r"torch\._utils\._rebuild_(tensor_v2|parameter)",
+    "storage": r"torch\.(\w+Storage|storage\.UntypedStorage|Size|device|\w*(float|int|bool)\w*)",
+}
 #: Options of an optimizer that may differ: ``train`` sets them, or what is theirs alone.
 _FREE = ("params", "lr", "weight_decay")
 
@@ -161,19 +167,24 @@ def load_checkpoint(path: str | os.PathLike[str], *, facts: Mapping[str, Any]) -
         raise fault(source, f"its epoch is {state['epoch']} but none is below 0: {_MEND}.")
     with _errors(source, "it is damaged"):
         checksums.check_sum(source, state, _MEND, default=_sum)
-    for name, value in facts.items():
-        if state["facts"].get(name) != value:
+        for name, value in facts.items():
             there = state["facts"].get(name)
-            raise fault(source, f"its {name} is {there} and this training's is {value}: {_MEND}.")
+            if there != value:
+                why = f"its {name} is {there} and this training's is {value}"
+                raise fault(source, f"{why}: {_MEND}.")
     return state
 
 
 def _check_archive(file: BinaryIO) -> None:
-    """Raise for an archive that is packed, or has a member whose CRC-32, by torch, differs."""
+    """Raise for what torch would trust: packed members, other bytes, names, and keys that hang."""
     with zipfile.ZipFile(file) as archive:
         packed = any(info.compress_type for info in archive.infolist())
-        if packed or archive.testzip():
+        file.seek(0)
+        if packed or file.read(4) != b"PK\3\4" or archive.testzip():
             raise ValueError("packed" if packed else "damaged")
+        for info in archive.infolist():
+            if info.filename.lower().endswith(".pkl"):
+                pickles.load(archive.read(info), _KNOWN, "checkpoint")
     file.seek(0)
 
 
