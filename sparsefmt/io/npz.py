@@ -8,21 +8,17 @@ the same time a plain one that other programs can read.
 """
 
 import json
-import tokenize
-import warnings
 import zipfile
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from itertools import repeat
 from math import prod
 from pathlib import Path
-from struct import error as StructError
 from typing import IO, Any, BinaryIO, Literal
 
 import numpy as np
 
-from ..errors import FileFormatError, SparseFmtError, UnsupportedError
+from ..errors import FileFormatError, UnsupportedError
 from ..formats import checks, foreign
 from ..formats.arrays import Array, DType, allocating
 from ..formats.base import Format
@@ -30,7 +26,7 @@ from ..formats.cbsr import CBSR
 from ..formats.compressed import COO, CSC, CSR
 from ..formats.sgt import SGT
 from . import checksums
-from .bounded import fault, writing
+from .bounded import decoding, fault, writing
 
 VERSION = 1
 _FORMATS: dict[str, Any] = {kind.format: kind for kind in (COO, CSR, CSC, CBSR, SGT)}
@@ -41,36 +37,6 @@ _MEND = "copy the file again, or write it with numpy.savez"
 _BUFFERS = 1 << 21
 #: Deflate cannot pack tighter than 1032 to 1; a member that claims more is a bomb or lies.
 _TIGHTEST = 1032
-#: What zipfile and numpy.lib.format raise on bytes that are no archive or no array.
-_BROKEN = (
-    zipfile.BadZipFile,
-    zlib.error,
-    StructError,
-    tokenize.TokenError,
-    EOFError,
-    IndexError,
-    KeyError,
-    NotImplementedError,
-    OverflowError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-)
-
-
-@contextmanager
-def errors_of_arrays(path: Path, what: str, mend: str) -> Iterator[None]:
-    """Convert what zipfile and NumPy raise on damaged bytes to ``FileFormatError``."""
-    try:
-        # NumPy warns about headers of Python 2; they are checked like all others.
-        with warnings.catch_warnings(action="ignore", category=UserWarning):
-            yield
-    except SparseFmtError:
-        raise
-    except _BROKEN as error:
-        text = str(error).split("\n")[0].rstrip(".")
-        raise fault(path, f"{what} is damaged ({text}): {mend}.") from error
 
 
 def array_header(
@@ -101,7 +67,7 @@ def array_header(
 
 def mapped(path: Path, mend: str) -> Array:
     """Map the array of a ``.npy`` into memory, to be read only."""
-    with errors_of_arrays(path, "the array", mend), path.open("rb") as file:
+    with decoding(path, "the array is damaged", mend), path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(0)
         shape, by_columns, dtype = array_header(path, "it", file, size)
@@ -201,7 +167,7 @@ class _Archive:
 
     def __init__(self, path: Path, file: BinaryIO, max_bytes: int) -> None:
         self.path, self._left = path, max_bytes
-        with self._errors("the archive", "it is no .npz file, or copy it again"):
+        with decoding(path, "the archive is damaged", "it is no .npz file, or copy it again"):
             if not zipfile.is_zipfile(file):
                 raise ValueError("not a zip archive")
             self.zip = zipfile.ZipFile(file)
@@ -226,6 +192,9 @@ class _Archive:
         """Return the error for a malformed archive; ``why`` ends with the mend."""
         return fault(self.path, why)
 
+    def _errors(self, name: str) -> AbstractContextManager[None]:
+        return decoding(self.path, f'member "{name}" is damaged', _MEND)
+
     def load(self, name: str) -> Array:
         """Read the array of that name."""
         if name not in self.members:
@@ -236,7 +205,7 @@ class _Archive:
             )
         info = self.members[name]
         self._check_size(name, info)
-        with self._errors(f'member "{name}"', _MEND), allocating(f"{self.path}: {name}"):
+        with self._errors(name), allocating(f"{self.path}: {name}"):
             with self.zip.open(info) as member:
                 size, dtype = self._check_array(name, info, member)
                 self._check_casts(name, size, dtype)
@@ -247,7 +216,7 @@ class _Archive:
         """Yield a vector in pieces of at most ``length`` numbers, without a limit in total."""
         info = self.members[name]
         self._check_claim(name, info)
-        with self._errors(f'member "{name}"', _MEND), self.zip.open(info) as member:
+        with self._errors(name), self.zip.open(info) as member:
             size, dtype = self._check_array(name, info, member)
             for start in range(0, size, length):
                 piece = member.read(min(length, size - start) * dtype.itemsize)
@@ -300,11 +269,6 @@ class _Archive:
                 f'member "{name}" has {size} numbers, whose casts and checks take the matrix '
                 f"beyond max_bytes={self._max_bytes}: raise max_bytes if you trust the file.",
             )
-
-    @contextmanager
-    def _errors(self, what: str, mend: str) -> Iterator[None]:
-        with errors_of_arrays(self.path, what, mend):
-            yield
 
 
 def _read_versioned(archive: _Archive, dtype: DType) -> Format:

@@ -9,15 +9,9 @@ from typing import Any, ClassVar
 
 
 def load(raw: bytes, known: Mapping[str, str], needs: str) -> Any:
-    """Read a pickle that may name what a pattern of ``known`` fits: a kind of records for each.
+    """Read a pickle that may name what the patterns of ``known`` fit: a kind of records for each.
 
-    Parameters
-    ----------
-    raw : bytes
-    known : mapping of str to str
-        The kind of a record, and the pattern of its names; those of "mapping" are dictionaries.
-    needs : str
-        The kind of file, for the error of another name.
+    Those of "mapping" are dictionaries.  ``needs`` is the kind of file, for errors.
     """
     return _Unpickler(raw, known, needs).load()
 

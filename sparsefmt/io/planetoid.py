@@ -5,25 +5,21 @@ is ever looked up: each becomes an inert record of its arguments, and only recor
 plain numeric arrays, SciPy's CSR matrices or dictionaries of lists are turned into such.
 """
 
-import pickle
 import re
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from struct import error as StructError
 from typing import Any
 
 import numpy as np
 
-from ..errors import SparseFmtError
 from ..formats import checks, foreign
 from ..formats.arrays import Array, allocating
 from ..formats.compressed import COO, CSR
 from . import pickles
-from .bounded import fault, naming
+from .bounded import decoding, fault, naming
 from .pickles import Record, Table
 
 #: The names that such pickles hold, in Python 2 and 3 and in all versions of NumPy and SciPy.
@@ -42,19 +38,6 @@ _DTYPE = re.compile(r"[<>|=]?([biu][1248]|f[248]|b1)")
 _VALIDATION = 500
 #: Bytes of memory for one in a pickle, at most: an empty dictionary, or a name's class.
 _LARGEST_OBJECT = 80
-#: What the unpickler and the records raise on bytes that are no such pickle.
-_BROKEN = (
-    pickle.UnpicklingError,
-    StructError,
-    ArithmeticError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    NotImplementedError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
 
 
 @dataclass(frozen=True)
@@ -240,17 +223,9 @@ def _load(path: Path, max_bytes: int) -> Any:
 
 @contextmanager
 def _decoding(path: Path) -> Iterator[None]:
-    try:
-        # Old text pickles may hold escapes that newer versions of Python warn about.
-        with naming(path), warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-            yield
-    except SparseFmtError:
-        raise
-    except _BROKEN as error:
-        text = str(error).split("\n")[0].rstrip(".")
-        raise fault(
-            path, f"not a Planetoid pickle, nothing of it was run ({text}): copy the file again."
-        ) from error
+    why = "not a Planetoid pickle, nothing of it was run"
+    with naming(path), decoding(path, why, "copy the file again"):
+        yield
 
 
 # Records into arrays

@@ -1,13 +1,10 @@
 """Checkpoints of a training: written whole or not at all, and good for any number of ranks."""
 
 import os
-import pickle
-import struct
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,28 +13,13 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from ...errors import SparseFmtError, UnsupportedError
+from ...errors import UnsupportedError
 from ...io import checksums, pickles
-from ...io.bounded import check_regular, fault, named, writing
+from ...io.bounded import check_regular, decoding, fault, named, naming, writing
 from ..parts.cutting import version
 
 FORMAT = 1
 _MEND = "give the checkpoint of this training, or train without --resume"
-#: What torch.load raises on bytes that are no checkpoint, or that would run code.
-_BROKEN = (
-    pickle.UnpicklingError,
-    struct.error,
-    zipfile.BadZipFile,
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 #: The names that the pickle of a checkpoint has.
 _KNOWN = {
     "mapping": r"collections\.OrderedDict",
@@ -151,7 +133,8 @@ def load_checkpoint(path: str | os.PathLike[str], *, facts: Mapping[str, Any]) -
     """
     source = named(path)
     check_regular(source)
-    with source.open("rb") as file, _errors(source, "it is no checkpoint"):
+    what = "it is no checkpoint"
+    with naming(source), decoding(source, what, _MEND), source.open("rb") as file:
         _check_archive(file)
         state = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(state, dict) or type(state.get("format")) is not int:
@@ -165,7 +148,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, facts: Mapping[str, Any]) -
         raise fault(source, f"it lacks a part: {_MEND}.")
     if state["epoch"] < 0:
         raise fault(source, f"its epoch is {state['epoch']} but none is below 0: {_MEND}.")
-    with _errors(source, "it is damaged"):
+    with decoding(source, "it is damaged", _MEND):
         checksums.check_sum(source, state, _MEND, default=_sum)
         for name, value in facts.items():
             there = state["facts"].get(name)
@@ -196,18 +179,6 @@ def _sum(thing: object) -> object:
     return [str(thing.dtype), list(thing.shape), zlib.crc32(data.numpy())]
 
 
-@contextmanager
-def _errors(path: Path, what: str) -> Iterator[None]:
-    """Convert what torch and zipfile raise to ``FileFormatError``."""
-    try:
-        yield
-    except SparseFmtError:
-        raise
-    except _BROKEN as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise fault(path, f"{what} ({why}): {_MEND}.") from error
-
-
 def restore(
     path: str | os.PathLike[str], state: dict[str, Any], module: Module, optimizer: Optimizer
 ) -> int:
@@ -216,7 +187,7 @@ def restore(
     Raises ``FileFormatError`` for a state that does not fit, or with which a step would fail.
     """
     own = [dict(group) for group in optimizer.param_groups]
-    with _errors(Path(path), "it does not fit the model"):
+    with decoding(Path(path), "it does not fit the model", _MEND):
         _try_step(optimizer, state["optimizer"])
         module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
