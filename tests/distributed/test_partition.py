@@ -138,6 +138,18 @@ def test_files_are_read_in_pieces(tmp_path, monkeypatch, ending, weighted):
     assert said.graph == write_partition(graph_of(ends, weight), tmp_path / "again", 2).graph
 
 
+@pytest.mark.parametrize("ending", ["csv", "tsv.gz"])
+def test_a_list_of_edges_takes_more_vertices_than_it_names(tmp_path, capsys, ending):
+    path = tmp_path / f"graph.{ending}"
+    sparsefmt.write(path, graph_of(edges_of()).csr)
+    command = ["partition", str(path), "--parts", "3", "-o", str(tmp_path / "parts")]
+    assert main([*command, "--num-nodes", "70"]) == 0
+    assert read_partition(tmp_path / "parts").vertices == 70
+    assert triples(together(tmp_path / "parts", 3)[0]) == triples(edges_of())
+    assert main([*command[:-1], str(tmp_path / "few"), "--num-nodes", "7"]) == 2
+    assert "vertices are integers from 0 to 6" in capsys.readouterr().err
+
+
 def test_the_whole_graph_is_nowhere(tmp_path, monkeypatch):
     monkeypatch.setattr(chunks, "LENGTH", 1000)
     ends = edges_of(count=200_000)
@@ -448,6 +460,7 @@ def test_the_command_cuts_a_graph_with_data(tmp_path, monkeypatch, capsys):
         (["graph.npz", "--parts", "2", "-o", "parts", "--data", "."], "none of x.npy"),
         (["none.npz", "--parts", "2", "-o", "parts"], "No such file"),
         (["graph.npz", "--parts", "2", "-o", "parts", "--num-nodes", "7"], "vertices"),
+        (["graph.npz", "--parts", "2", "-o", "parts", "--num-nodes", "70"], "leave num_nodes out"),
         (["graph.npz", "--parts", "2", "-o", "parts", "--by", "luck"], "luck"),
     ],
 )
