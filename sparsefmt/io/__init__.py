@@ -96,9 +96,9 @@ def read(
     if num_nodes is not None and kind != "edge list":
         raise UnsupportedError(f"num_nodes is for edge lists, and {source} is a {kind} file.")
     check_files(source, kind)
-    signature.check(source, kind)
     A: Format
     with naming(source), allocating(f"{source}: reading it needs too much memory"):
+        signature.check(source, kind)
         if kind == "edge list":
             A = edge_list.read_edge_list(source, dtype=dtype, max_bytes=limit, num_nodes=num_nodes)
         elif kind == "Planetoid":

@@ -1,16 +1,23 @@
 """Streams of graph files: bounded decompression, atomic writes, errors that name file and line."""
 
 import bz2
+import errno
 import gzip
 import io
 import os
+import pickle
 import secrets
 import stat
+import tokenize
+import warnings
+import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from hashlib import sha1
 from pathlib import Path
+from struct import error as StructError
 from typing import Any, BinaryIO, cast
 
 from ..errors import FileFormatError, OutOfMemoryError, SparseFmtError, UnsupportedError
@@ -22,7 +29,27 @@ except ImportError:  # Windows
     fcntl = None
 
 _CHUNK = 1 << 20
+_BLOCK = 1 << 16
 _COMPRESSED = (".gz", ".bz2")
+#: Compressed members of a file, beside one for each KiB of text: an empty one takes time too.
+_MOST_MEMBERS = 1000
+#: What zipfile, numpy.lib.format, pickle and torch raise on bytes that are none of theirs.
+BROKEN = (
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+    zlib.error,
+    StructError,
+    tokenize.TokenError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
 
 
 def fault(path: Path, why: str, *, line: int | None = None) -> FileFormatError:
@@ -77,30 +104,87 @@ def naming(path: Path) -> Iterator[None]:
         raise UnsupportedError(f"{path}: {error}") from error
     except SparseFmtError as error:
         raise fault(path, str(error)) from error
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        if error.errno == errno.EINVAL:  # a place that is none, before the file begins
+            raise fault(path, f"its sizes are damaged ({error}): copy the file again.") from error
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+@contextmanager
+def decoding(path: Path, what: str, mend: str) -> Iterator[None]:
+    """Convert what zipfile, NumPy, pickle and torch raise on damaged bytes, as ``what``."""
+    try:
+        # NumPy warns about headers of Python 2, and Python about escapes of old pickles.
+        with warnings.catch_warnings(action="ignore", category=Warning):
+            yield
+    except SparseFmtError:
+        raise
+    except BROKEN as error:
+        text = str(error).split("\n")[0].rstrip(".")[:200] or type(error).__name__
+        raise fault(path, f"{what} ({text}): {mend}.") from error
+
+
+def _unpacked(raw: BinaryIO, path: Path, packed: str) -> Iterator[bytes]:
+    """Yield the text of compressed members, one behind another; other bytes are refused."""
+    members, size, rest = 0, 0, raw.read(_BLOCK)
+    zeros = b"\0" * (packed == ".gz")  # which tapes add
+    while rest or not members:
+        member: Any = zlib.decompressobj(31) if packed == ".gz" else bz2.BZ2Decompressor()
+        while not member.eof:
+            text = member.decompress(rest, _CHUNK)
+            yield text
+            rest, size = getattr(member, "unconsumed_tail", b""), size + len(text)
+            if not rest and getattr(member, "needs_input", True) and not member.eof:
+                rest = raw.read(_BLOCK)
+                if not rest and not text:
+                    raise EOFError("it ends early")
+        members += 1
+        if members > _MOST_MEMBERS + size // 1024:
+            raise fault(
+                path,
+                f"{members} compressed pieces hold {size} bytes: unpack it, and pack it in one.",
+            )
+        rest = member.unused_data
+        while not (rest := rest.lstrip(zeros)) and (rest := raw.read(_BLOCK)):
+            pass
 
 
 class _Bounded(io.RawIOBase):
-    """A stream that raises ``FileFormatError`` where it is damaged or passes ``limit`` bytes."""
+    """A stream that raises ``FileFormatError`` where it is damaged or passes ``limit`` bytes.
 
-    def __init__(self, inner: BinaryIO, path: Path, limit: int, tail: bytes) -> None:
-        self._inner, self._path, self._limit, self._tail = inner, path, limit, tail
-        self._done = 0
+    ``sums`` has the CRC-32 of blocks that were read before, which must be the same now.
+    """
+
+    def __init__(
+        self, blocks: Iterator[bytes], path: Path, limit: int, tail: bytes, sums: list[int] | None
+    ) -> None:
+        self._blocks, self._path, self._limit = blocks, path, limit
+        self._tail, self._sums = tail, sums
+        self._done, self._number, self._block = 0, 0, b""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer)
+        if not self._block:
+            self._block = self._next()
+        size = min(len(buffer), len(self._block))
+        memoryview(buffer)[:size] = self._block[:size]
+        self._block = self._block[size:]
+        return size
+
+    def _next(self) -> bytes:
+        """Return the next block, b"" at the end."""
         try:
-            block = self._inner.read(len(view))
+            block = next(filter(None, self._blocks), b"")
         except (EOFError, zlib.error, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             raise fault(
                 self._path, f"the compressed data is damaged ({error}): copy the file again."
             ) from error
-        if not block:
-            block, self._tail = self._tail, b""
         self._done += len(block)
         if self._done > self._limit:
             raise fault(
@@ -108,23 +192,29 @@ class _Bounded(io.RawIOBase):
                 f"the text has more than max_bytes={self._limit} bytes: "
                 "raise max_bytes if you trust the file.",
             )
-        view[: len(block)] = block
-        return len(block)
+        if self._sums is not None:
+            crc = zlib.crc32(block)
+            self._sums += [crc] * (self._number == len(self._sums))
+            if self._sums[self._number] != crc:
+                raise fault(self._path, "it changed while it was read: read it again.")
+            self._number += bool(block)  # the end may come again
+        if not block:
+            block, self._tail = self._tail, b""
+        return block
 
 
 @contextmanager
-def reading(path: Path, max_bytes: int, *, tail: bytes = b"") -> Iterator[BinaryIO]:
-    """Open the decompressed bytes of a text file, at most ``max_bytes``, and then ``tail``."""
+def reading(
+    path: Path, max_bytes: int, *, tail: bytes = b"", sums: list[int] | None = None
+) -> Iterator[BinaryIO]:
+    """Open the decompressed bytes of a text file, at most ``max_bytes``, and then ``tail``.
+
+    A text that is opened again with the same list ``sums`` is refused where it has changed.
+    """
     packed = stem_and_suffix(path)[1]
     with path.open("rb") as raw:
-        inner: BinaryIO = raw
-        if packed == ".gz":
-            inner = cast(BinaryIO, gzip.GzipFile(fileobj=raw))
-        elif packed == ".bz2":
-            inner = cast(BinaryIO, bz2.BZ2File(raw))
-        with io.BufferedReader(
-            _Bounded(inner, path, max_bytes + len(tail), tail), _CHUNK
-        ) as stream:
+        blocks = _unpacked(raw, path, packed) if packed else iter(partial(raw.read, _CHUNK), b"")
+        with io.BufferedReader(_Bounded(blocks, path, max_bytes, tail, sums), _CHUNK) as stream:
             yield stream
 
 

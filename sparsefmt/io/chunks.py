@@ -25,7 +25,7 @@ class Chunk(NamedTuple):
     shape: tuple[int, int] | None  #: of the whole matrix, as far as it is known by then
 
 
-def read_chunks(path: str | os.PathLike[str]) -> Iterator[Chunk]:
+def read_chunks(path: str | os.PathLike[str], *, num_nodes: int | None = None) -> Iterator[Chunk]:
     """Yield the edges of a graph file in pieces, as ``sparsefmt.read`` reads them.
 
     Edge lists, and the CSR of an ``.npz`` but for ``indptr``, are read in pieces; all other files
@@ -34,6 +34,8 @@ def read_chunks(path: str | os.PathLike[str]) -> Iterator[Chunk]:
     Parameters
     ----------
     path : path of a file or folder
+    num_nodes : int, optional
+        Of edge lists, as for ``sparsefmt.read``; other files say it themselves.
 
     Yields
     ------
@@ -48,10 +50,10 @@ def read_chunks(path: str | os.PathLike[str]) -> Iterator[Chunk]:
     source = named(path)
     kind = file_kind(source)
     check_files(source, kind)
-    signature.check(source, kind)
     with naming(source):
+        signature.check(source, kind)
         if kind == "edge list":
-            yield from _edge_list_chunks(source)
+            yield from _edge_list_chunks(source, num_nodes)
             return
         blocks = None
         if kind == "npz":
@@ -62,9 +64,9 @@ def read_chunks(path: str | os.PathLike[str]) -> Iterator[Chunk]:
             yield from _csr_chunks(source, blocks)
 
 
-def _edge_list_chunks(path: Path) -> Iterator[Chunk]:
+def _edge_list_chunks(path: Path, num_nodes: int | None) -> Iterator[Chunk]:
     with allocating(f"{path}: a block of edges"):
-        for table, shape in edge_list.edge_list_blocks(path):
+        for table, shape in edge_list.edge_list_blocks(path, num_nodes=num_nodes):
             source, target = table[:, 0].astype(np.int64), table[:, 1].astype(np.int64)
             weight = np.ascontiguousarray(table[:, 2]) if table.shape[1] == 3 else None
             yield Chunk(source, target, weight, shape)

@@ -22,7 +22,7 @@ from ..formats.arrays import Array, DType, allocating
 from ..formats.base import Format
 from ..formats.compressed import COO
 from ..formats.convert import from_dense
-from .bounded import fault, reading, stem_and_suffix, writing
+from .bounded import fault, reading, writing
 
 _BLOCK = 1 << 17  # 3 MiB of temporaries
 _LONGEST_LINE = 1 << 16
@@ -94,7 +94,6 @@ class _Body:
 
     size: int = 0  #: bytes
     last_line: int = 0  #: its number in the file
-    complete: bool = True  #: whether that line ends in a newline
     words: int = 0  #: numbers
     infinities: int = 0  #: numbers that say "inf"
     fault: tuple[int, str] | None = None  #: first line that is malformed
@@ -102,9 +101,10 @@ class _Body:
 
 def read_matrix_market(path: Path, *, dtype: DType, max_bytes: int) -> Format:
     """Read a matrix as COO: entries in the order of the file, then the mirrored ones."""
-    header = _read_header(path, max_bytes)
+    sums: list[int] = []  # another process may change the file between the passes
+    header = _read_header(path, max_bytes, sums)
     _check_header(path, header, header.peak(dtype), max_bytes)
-    body = _scan(path, header, max_bytes)
+    body = _scan(path, header, max_bytes, sums)
     if body.size + 1 < header.stored * 2 * header.words:  # a digit and a blank for each number
         raise fault(
             path,
@@ -119,7 +119,11 @@ def read_matrix_market(path: Path, *, dtype: DType, max_bytes: int) -> Format:
         matrix: Any = np.zeros((header.rows, header.cols))
     else:
         with _scipy_errors(path), allocating(f"{path}: {header.peak(dtype)} bytes"):
-            matrix = _mmread(path, max_bytes, body)
+            import scipy.io
+
+            # It reads beyond its buffer if something follows the last number of an open line.
+            with reading(path, max_bytes, tail=b"\n", sums=sums) as stream:
+                matrix = scipy.io.mmread(stream, spmatrix=False)
     if body.words != header.stored * header.words:
         raise fault(
             path,
@@ -159,22 +163,12 @@ def write_matrix_market(path: Path, A: Format) -> None:
         scipy.io.mmwrite(stream, matrix, field=field, symmetry="general")
 
 
-def _mmread(path: Path, max_bytes: int, body: _Body) -> Any:
-    import scipy.io
-
-    if body.complete and not stem_and_suffix(path)[1]:
-        return scipy.io.mmread(str(path), spmatrix=False)  # faster
-    # SciPy reads beyond its buffer if something follows the last number of an open line.
-    with reading(path, max_bytes, tail=b"\n") as stream:
-        return scipy.io.mmread(stream, spmatrix=False)
-
-
-def _read_header(path: Path, max_bytes: int) -> _Header:
+def _read_header(path: Path, max_bytes: int, sums: list[int]) -> _Header:
     """Read banner and sizes, the only lines that SciPy sees: it knows no longest line."""
     import scipy.io
 
     banner, sizes, line = b"", b"", 0
-    with reading(path, max_bytes) as stream:
+    with reading(path, max_bytes, sums=sums) as stream:
         for text in _header_lines(path, stream):
             banner, sizes, line = banner or text, text, line + 1
     if not sizes.strip() or sizes.lstrip().startswith(b"%"):  # the file ends before them
@@ -233,10 +227,10 @@ def _scipy_errors(path: Path, sizes_line: int | None = None) -> Iterator[None]:
 # Checks of the text
 
 
-def _scan(path: Path, header: _Header, max_bytes: int) -> _Body:
+def _scan(path: Path, header: _Header, max_bytes: int, sums: list[int]) -> _Body:
     """Count and check the numbers of the body, block by block."""
     body = _Body()
-    with reading(path, max_bytes) as stream:
+    with reading(path, max_bytes, sums=sums) as stream:
         line = 1 + sum(1 for _ in _header_lines(path, stream))
         rest = b""
         while block := stream.read(_BLOCK):
@@ -251,7 +245,6 @@ def _scan(path: Path, header: _Header, max_bytes: int) -> _Body:
                     "entry count, or remove the blanks.",
                     line=line,
                 )
-        body.complete = not rest
         body.last_line = _scan_block(body, rest, line, header) - (not rest)
     return body
 

@@ -2,33 +2,31 @@
 
 The layout of this package (version 1) is one member per array of the format, ``shape``, and
 ``sparsefmt``: a JSON text with ``version``, ``format``, ``values`` (dtype of the values, null if
-unweighted) and, for SGT, ``tile``.  NumPy cannot name bfloat16 in a file, so its bits are stored as
-uint16.  A CSR file is at the same time a plain one that other programs can read.
+unweighted), for SGT ``tile``, and ``checksum``, over these and the checksums of the archive's other
+members.  NumPy cannot name bfloat16 in a file, so its bits are stored as uint16.  A CSR file is at
+the same time a plain one that other programs can read.
 """
 
 import json
-import tokenize
-import warnings
 import zipfile
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from itertools import repeat
 from math import prod
 from pathlib import Path
-from struct import error as StructError
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, Literal
 
 import numpy as np
 
-from ..errors import FileFormatError, SparseFmtError, UnsupportedError
+from ..errors import FileFormatError, UnsupportedError
 from ..formats import checks, foreign
 from ..formats.arrays import Array, DType, allocating
 from ..formats.base import Format
 from ..formats.cbsr import CBSR
 from ..formats.compressed import COO, CSC, CSR
 from ..formats.sgt import SGT
-from .bounded import fault, writing
+from . import checksums
+from .bounded import decoding, fault, writing
 
 VERSION = 1
 _FORMATS: dict[str, Any] = {kind.format: kind for kind in (COO, CSR, CSC, CBSR, SGT)}
@@ -39,22 +37,42 @@ _MEND = "copy the file again, or write it with numpy.savez"
 _BUFFERS = 1 << 21
 #: Deflate cannot pack tighter than 1032 to 1; a member that claims more is a bomb or lies.
 _TIGHTEST = 1032
-#: What zipfile and numpy.lib.format raise on bytes that are no archive or no array.
-_BROKEN = (
-    zipfile.BadZipFile,
-    zlib.error,
-    StructError,
-    tokenize.TokenError,
-    EOFError,
-    IndexError,
-    KeyError,
-    NotImplementedError,
-    OverflowError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-)
+
+
+def array_header(
+    path: Path, what: str, stream: IO[bytes], size: int
+) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read the header of a ``.npy`` of ``size`` bytes: shape, whether by columns, and dtype."""
+    version = np.lib.format.read_magic(stream)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"version {version} of the .npy format")
+    read = np.lib.format.read_array_header_1_0
+    if version == (2, 0):
+        read = np.lib.format.read_array_header_2_0
+    shape, by_columns, dtype = read(stream)
+    if dtype.hasobject:
+        raise fault(
+            path,
+            f"{what} holds pickled Python objects, which are never loaded: write it as numbers.",
+        )
+    declared = prod(shape) * dtype.itemsize
+    if not dtype.itemsize or min(shape, default=0) < 0 or dtype.names is not None:
+        raise ValueError(f"shape {shape} of {dtype}")
+    if stream.tell() + declared != size:
+        raise ValueError(
+            f"shape {shape} of {dtype} needs {declared} bytes, but {size - stream.tell()} follow"
+        )
+    return shape, by_columns, dtype
+
+
+def mapped(path: Path, mend: str) -> Array:
+    """Map the array of a ``.npy`` into memory, to be read only."""
+    with decoding(path, "the array is damaged", mend), path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(0)
+        shape, by_columns, dtype = array_header(path, "it", file, size)
+        order: Literal["F", "C"] = "F" if by_columns else "C"
+        return np.memmap(file, dtype, "r", file.tell(), shape, order)
 
 
 def read_npz(path: Path, *, dtype: DType, max_bytes: int) -> Format:
@@ -129,9 +147,24 @@ def write_npz(path: Path, A: Format, *, compressed: bool) -> None:
         header["tile"] = A.tile
     if header["values"] == "bfloat16":
         arrays["data"] = arrays["data"].view(np.uint16)
-    arrays |= {"shape": np.array(A.shape, np.int64), "sparsefmt": np.array(json.dumps(header))}
-    with writing(path) as stream:
-        (np.savez_compressed if compressed else np.savez)(stream, **arrays)
+    arrays["shape"] = np.array(A.shape, np.int64)
+    method = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
+
+    def add(name: str, array: Array) -> None:
+        with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+            np.lib.format.write_array(member, array, allow_pickle=False)
+
+    with writing(path) as stream, zipfile.ZipFile(stream, "w", method) as archive:
+        for name, array in arrays.items():
+            add(name, array)
+        header[checksums.NAME] = checksums.checksum(header | _sums(archive))
+        add("sparsefmt", np.array(json.dumps(header)))
+
+
+def _sums(archive: zipfile.ZipFile) -> dict[str, list[int]]:
+    """Return size and CRC-32 of each array in an archive, with which zipfile compares its bytes."""
+    members = {info.filename: [info.file_size, info.CRC] for info in archive.infolist()}
+    return {name: sums for name, sums in members.items() if name != "sparsefmt.npy"}
 
 
 class _Archive:
@@ -139,30 +172,33 @@ class _Archive:
 
     def __init__(self, path: Path, file: BinaryIO, max_bytes: int) -> None:
         self.path, self._left = path, max_bytes
-        with self._errors("the archive", "it is no .npz file, or copy it again"):
+        with decoding(path, "the archive is damaged", "it is no .npz file, or copy it again"):
             if not zipfile.is_zipfile(file):
                 raise ValueError("not a zip archive")
-            self._zip = zipfile.ZipFile(file)
+            self.zip = zipfile.ZipFile(file)
         self._size = file.seek(0, 2)
-        names = [info.filename.removesuffix(".npy") for info in self._zip.infolist()]
+        names = [info.filename.removesuffix(".npy") for info in self.zip.infolist()]
         if len(names) > _MOST_MEMBERS or len(set(names)) < len(names):
             raise fault(
                 path,
                 f"{len(names)} members, {len(set(names))} of different names: an archive has at "
                 f"most {_MOST_MEMBERS}, and each name once; write it again with numpy.savez.",
             )
-        self.members = dict(zip(names, self._zip.infolist(), strict=True))
+        self.members = dict(zip(names, self.zip.infolist(), strict=True))
         self._max_bytes = max_bytes
 
     def __enter__(self) -> "_Archive":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._zip.close()
+        self.zip.close()
 
     def fault(self, why: str) -> FileFormatError:
         """Return the error for a malformed archive; ``why`` ends with the mend."""
         return fault(self.path, why)
+
+    def _errors(self, name: str) -> AbstractContextManager[None]:
+        return decoding(self.path, f'member "{name}" is damaged', _MEND)
 
     def load(self, name: str) -> Array:
         """Read the array of that name."""
@@ -174,18 +210,18 @@ class _Archive:
             )
         info = self.members[name]
         self._check_size(name, info)
-        with self._errors(f'member "{name}"', _MEND), allocating(f"{self.path}: {name}"):
-            with self._zip.open(info) as member:
+        with self._errors(name), allocating(f"{self.path}: {name}"):
+            with self.zip.open(info) as member:
                 size, dtype = self._check_array(name, info, member)
                 self._check_casts(name, size, dtype)
-            with self._zip.open(info) as member:
+            with self.zip.open(info) as member:
                 return np.lib.format.read_array(member, allow_pickle=False)
 
     def blocks(self, name: str, length: int) -> Iterator[Array]:
         """Yield a vector in pieces of at most ``length`` numbers, without a limit in total."""
         info = self.members[name]
         self._check_claim(name, info)
-        with self._errors(f'member "{name}"', _MEND), self._zip.open(info) as member:
+        with self._errors(name), self.zip.open(info) as member:
             size, dtype = self._check_array(name, info, member)
             for start in range(0, size, length):
                 piece = member.read(min(length, size - start) * dtype.itemsize)
@@ -225,26 +261,7 @@ class _Archive:
         self, name: str, info: zipfile.ZipInfo, member: IO[bytes]
     ) -> tuple[int, np.dtype[Any]]:
         """Check an array's header against the size of its member; return its size and dtype."""
-        version = np.lib.format.read_magic(member)
-        if version not in ((1, 0), (2, 0)):
-            raise ValueError(f"version {version} of the .npy format")
-        read = np.lib.format.read_array_header_1_0
-        if version == (2, 0):
-            read = np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(member)
-        if dtype.hasobject:
-            raise self.fault(
-                f'member "{name}" holds pickled Python objects, which are never loaded: '
-                "write it as numbers.",
-            )
-        declared = prod(shape) * dtype.itemsize
-        if not dtype.itemsize or min(shape, default=0) < 0 or dtype.names is not None:
-            raise ValueError(f"shape {shape} of {dtype}")
-        if member.tell() + declared != info.file_size:
-            raise ValueError(
-                f"shape {shape} of {dtype} needs {declared} bytes, "
-                f"but {info.file_size - member.tell()} follow"
-            )
+        shape, _, dtype = array_header(self.path, f'member "{name}"', member, info.file_size)
         return prod(shape), dtype
 
     def _check_casts(self, name: str, size: int, dtype: np.dtype[Any]) -> None:
@@ -257,18 +274,6 @@ class _Archive:
                 f'member "{name}" has {size} numbers, whose casts and checks take the matrix '
                 f"beyond max_bytes={self._max_bytes}: raise max_bytes if you trust the file.",
             )
-
-    @contextmanager
-    def _errors(self, what: str, mend: str) -> Iterator[None]:
-        try:
-            # NumPy warns about headers of Python 2; they are checked like all others.
-            with warnings.catch_warnings(action="ignore", category=UserWarning):
-                yield
-        except SparseFmtError:
-            raise
-        except _BROKEN as error:
-            text = str(error).split("\n")[0].rstrip(".")
-            raise self.fault(f"{what} is damaged ({text}): {mend}.") from error
 
 
 def _read_versioned(archive: _Archive, dtype: DType) -> Format:
@@ -313,6 +318,7 @@ def _versioned_header(archive: _Archive) -> dict[str, Any]:
             f'member "sparsefmt" is {str(header)[:80]}: it must give version {VERSION}, '
             f"a format among {', '.join(_FORMATS)}, and the dtype of the values.",
         )
+    checksums.check_sum(archive.path, header | _sums(archive.zip), _MEND)
     return dict(header)
 
 

@@ -5,26 +5,22 @@ is ever looked up: each becomes an inert record of its arguments, and only recor
 plain numeric arrays, SciPy's CSR matrices or dictionaries of lists are turned into such.
 """
 
-import io
-import pickle
 import re
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from struct import error as StructError
-from struct import unpack
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from ..errors import SparseFmtError
 from ..formats import checks, foreign
 from ..formats.arrays import Array, allocating
 from ..formats.compressed import COO, CSR
-from .bounded import fault, naming
+from . import pickles
+from .bounded import decoding, fault, naming
+from .pickles import Record, Table
 
 #: The names that such pickles hold, in Python 2 and 3 and in all versions of NumPy and SciPy.
 _KNOWN = {
@@ -42,19 +38,6 @@ _DTYPE = re.compile(r"[<>|=]?([biu][1248]|f[248]|b1)")
 _VALIDATION = 500
 #: Bytes of memory for one in a pickle, at most: an empty dictionary, or a name's class.
 _LARGEST_OBJECT = 80
-#: What the unpickler and the records raise on bytes that are no such pickle.
-_BROKEN = (
-    pickle.UnpicklingError,
-    StructError,
-    ArithmeticError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    NotImplementedError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
 
 
 @dataclass(frozen=True)
@@ -85,6 +68,10 @@ def read_all(path: Path, *, max_bytes: int) -> Planetoid:
         for name in ("x", "allx", "tx", "y", "ally", "ty")
     }
     test = _test_index(path.with_suffix(".test.index"))
+    for name in ("y", "ally", "ty"):
+        if isinstance(parts[name], CSR):
+            why = "labels are a CSR matrix, but a dense one of classes is read: write .toarray()."
+            raise fault(path.with_suffix(f".{name}"), why)
     n_train, n_all = len(parts["y"]), len(parts["ally"])
     _check_sizes(path, {name: part.shape for name, part in parts.items()}, test)
     with _decoding(path):
@@ -120,7 +107,7 @@ def _find(path: Path) -> Path:
 def _part(path: Path, max_bytes: int) -> Any:
     with _decoding(path):
         part = _load(path, max_bytes)
-        is_csr = isinstance(part, _Record) and part.kind in ("csr", "new")
+        is_csr = isinstance(part, Record) and part.kind in ("csr", "new")
         matrix = _csr(part) if is_csr else _array(part)
         if len(matrix.shape) != 2:
             raise ValueError(f"an array of shape {matrix.shape}")
@@ -158,11 +145,10 @@ def _test_index(path: Path) -> Array:
     return np.array(index, np.int64)
 
 
-def _classes(one_hot: CSR | Array) -> Array:
-    dense = one_hot.toarray() if isinstance(one_hot, CSR) else one_hot
-    if not dense.shape[1]:
-        return np.full(len(dense), -1)
-    return np.where(dense.any(axis=1), dense.argmax(axis=1), -1)
+def _classes(one_hot: Array) -> Array:
+    if not one_hot.shape[1]:
+        return np.full(len(one_hot), -1)
+    return np.where(one_hot.any(axis=1), one_hot.argmax(axis=1), -1)
 
 
 def _features(allx: Any, tx: Any, places: Array, n: int) -> CSR | Array:
@@ -223,61 +209,6 @@ def _narrow(A: COO) -> COO:
     return A.astype(index_dtype=foreign.index_dtype(A.shape, A.nnz))
 
 
-# Pickles as inert records
-
-
-class _Record:
-    """A call that a pickle asks for, its arguments and the state to set; nothing of it is run."""
-
-    kind = ""
-    args: tuple[Any, ...]
-    state: Any = None
-
-    def __new__(cls, *args: object) -> "_Record":
-        self = object.__new__(cls)
-        self.args = args
-        return self
-
-    def __setstate__(self, state: object) -> None:
-        self.state = state
-
-
-class _Mapping(dict[Any, Any]):
-    """A dictionary that ignores its arguments."""
-
-    __slots__ = ()
-    kind = "mapping"
-
-    def __init__(self, *args: object) -> None:
-        super().__init__()
-
-
-class _Unpickler(pickle._Unpickler):
-    """The unpickler in Python: that in C fills a memo as large as a pickle asks for."""
-
-    # Extension codes and persistent ids would reach what the program registered.
-    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
-        code: load
-        for code, load in pickle._Unpickler.dispatch.items()
-        if bytes([code]) not in (pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.PERSID)
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Return a new class of records: a pickle cannot reach, or change, anything that exists."""
-        wanted = f"{module}.{name}"
-        for kind, pattern in _KNOWN.items():
-            if re.fullmatch(pattern, wanted):
-                return type(kind, (_Mapping if kind == "mapping" else _Record,), {"kind": kind})
-        raise pickle.UnpicklingError(f"it asks for {wanted}, which no Planetoid file needs")
-
-    def _load_bytearray8(self: Any) -> None:
-        """Read bytes before they are allocated."""
-        (size,) = unpack("<Q", self.read(8))
-        self.append(self.read(size))
-
-    dispatch[pickle.BYTEARRAY8[0]] = _load_bytearray8
-
-
 def _load(path: Path, max_bytes: int) -> Any:
     size = path.stat().st_size
     if size * _LARGEST_OBJECT > max_bytes:
@@ -287,35 +218,28 @@ def _load(path: Path, max_bytes: int) -> Any:
             f"max_bytes={max_bytes}: raise max_bytes if you trust the file.",
         )
     with allocating(f"{path}: {size} bytes"):
-        return _Unpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()
+        return pickles.load(path.read_bytes(), _KNOWN, "Planetoid file")
 
 
 @contextmanager
 def _decoding(path: Path) -> Iterator[None]:
-    try:
-        # Old text pickles may hold escapes that newer versions of Python warn about.
-        with naming(path), warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-            yield
-    except SparseFmtError:
-        raise
-    except _BROKEN as error:
-        text = str(error).split("\n")[0].rstrip(".")
-        raise fault(
-            path, f"not a Planetoid pickle, nothing of it was run ({text}): copy the file again."
-        ) from error
+    why = "not a Planetoid pickle, nothing of it was run"
+    with naming(path), decoding(path, why, "copy the file again"):
+        yield
 
 
 # Records into arrays
 
 
 def _record(thing: object, *kinds: str) -> Any:
-    if not isinstance(thing, _Record) or thing.kind not in kinds:
-        raise TypeError(f"a {type(thing).__name__} instead of {' or '.join(kinds)}")
+    if not isinstance(thing, Record) or thing.kind not in kinds:
+        name = "dict" if type(thing) is Table else type(thing).__name__
+        raise TypeError(f"a {name} instead of {' or '.join(kinds)}")
     return thing
 
 
 def _raw(thing: Any) -> bytes:
-    if isinstance(thing, _Record):
+    if isinstance(thing, Record):
         if thing.kind == "object" and not thing.args:  # bytes(), where there are none
             return b""
         text, encoding = _record(thing, "encode").args
@@ -351,8 +275,10 @@ def _array(thing: object) -> Array:
 
 
 def _integer(thing: object) -> int:
-    if isinstance(thing, _Record):
+    if isinstance(thing, Record):
         dtype, raw = _record(thing, "scalar").args
+        if isinstance(raw, str | bytes) and len(raw) > 8:  # which many could share
+            raise ValueError(f"a number of {len(raw)} bytes")
         thing = np.frombuffer(_raw(raw), _dtype(dtype))[0].item()
     if not isinstance(thing, int):
         raise TypeError(f"a {type(thing).__name__} instead of a vertex")

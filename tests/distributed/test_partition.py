@@ -17,6 +17,7 @@ from sparsefmt.distributed.parts.files import read_part, read_partition
 from sparsefmt.distributed.parts.rows import balanced, metis
 from sparsefmt.generate import power_law
 from sparsefmt.io import chunks
+from sparsefmt.io.checksums import checksum
 from sparsefmt.reorder import Order
 
 N = 50
@@ -135,6 +136,18 @@ def test_files_are_read_in_pieces(tmp_path, monkeypatch, ending, weighted):
     edges, weights, _ = together(tmp_path / "parts", 3)
     assert triples(edges, weights) == triples(ends, weight)
     assert said.graph == write_partition(graph_of(ends, weight), tmp_path / "again", 2).graph
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv.gz"])
+def test_a_list_of_edges_takes_more_vertices_than_it_names(tmp_path, capsys, ending):
+    path = tmp_path / f"graph.{ending}"
+    sparsefmt.write(path, graph_of(edges_of()).csr)
+    command = ["partition", str(path), "--parts", "3", "-o", str(tmp_path / "parts")]
+    assert main([*command, "--num-nodes", "70"]) == 0
+    assert read_partition(tmp_path / "parts").vertices == 70
+    assert triples(together(tmp_path / "parts", 3)[0]) == triples(edges_of())
+    assert main([*command[:-1], str(tmp_path / "few"), "--num-nodes", "7"]) == 2
+    assert "vertices are integers from 0 to 6" in capsys.readouterr().err
 
 
 def test_the_whole_graph_is_nowhere(tmp_path, monkeypatch):
@@ -275,7 +288,7 @@ def test_a_file_of_features_that_is_no_array_is_refused(tmp_path, how):
             np.savez(file, x=np.ones((N, 2)))
         else:
             file.write(b"1 2 3")
-    with pytest.raises(errors.FileFormatError, match=r"x\.npy: it is no array .*numpy\.save"):
+    with pytest.raises(errors.FileFormatError, match=r"x\.npy: the array is .*numpy\.save"):
         write_partition(graph_of(edges_of()), tmp_path / "parts", 2, features=path)
 
 
@@ -353,6 +366,11 @@ HEADERS = {
     "files": lambda said: said | {"files": {}},
     "sizes": lambda said: said | {"files": {key: [1] for key in said["files"]}},
     "more": lambda said: said | {"extra": 1},
+    "empty bounds": lambda said: said | {"bounds": []},
+    "many parts": lambda said: said | {"bounds": [*range(10**6)]},
+    "edges": lambda said: said | {"edges": 299},
+    "order": lambda said: said | {"ordered": True},
+    "a list of dtypes": lambda said: said | {"dtypes": said["dtypes"] | {"labels": []}},
 }
 
 
@@ -360,14 +378,31 @@ HEADERS = {
 def test_a_damaged_header_is_refused(folder, name):
     path = folder / "partition.json"
     said = HEADERS[name](json.loads(path.read_text()))
-    path.write_bytes(said if isinstance(said, bytes) else json.dumps(said).encode())
-    with pytest.raises(errors.FileFormatError, match=r"partition\.json: .*copy the folder again"):
+    texts = [said]
+    if isinstance(said, dict):  # whose checksum is right, and not
+        texts = [json.dumps(said | {"checksum": c}).encode() for c in (checksum(said), 1)]
+    for text in texts:
+        path.write_bytes(text)
+        with pytest.raises(
+            errors.FileFormatError, match=r"partition\.json: .*copy the folder again"
+        ):
+            read_partition(folder)
+
+
+def test_a_folder_of_an_earlier_release_needs_no_checksum(folder):
+    path = folder / "partition.json"
+    said = json.loads(path.read_text())
+    del said["checksum"]
+    path.write_text(json.dumps(said))
+    with pytest.raises(errors.FileFormatError, match="but it says None: it is damaged; copy"):
         read_partition(folder)
+    path.write_text(json.dumps(said | {"format": 1}))
+    assert triples(together(folder, 3)[0]) == triples(edges_of())
 
 
 def test_a_later_format_and_another_folder_are_refused(folder, tmp_path):
     path = folder / "partition.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 3}))
     with pytest.raises(errors.UnsupportedError, match="update sparsefmt"):
         read_partition(folder)
     with pytest.raises(errors.FileFormatError, match=r"no partition\.json"):
@@ -425,6 +460,7 @@ def test_the_command_cuts_a_graph_with_data(tmp_path, monkeypatch, capsys):
         (["graph.npz", "--parts", "2", "-o", "parts", "--data", "."], "none of x.npy"),
         (["none.npz", "--parts", "2", "-o", "parts"], "No such file"),
         (["graph.npz", "--parts", "2", "-o", "parts", "--num-nodes", "7"], "vertices"),
+        (["graph.npz", "--parts", "2", "-o", "parts", "--num-nodes", "70"], "leave num_nodes out"),
         (["graph.npz", "--parts", "2", "-o", "parts", "--by", "luck"], "luck"),
     ],
 )

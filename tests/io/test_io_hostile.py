@@ -1,11 +1,14 @@
 """Files and paths that would block, exhaust memory, or come back different without a word."""
 
+import bz2
 import gzip
 import os
 import re
+import resource
 import socket
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -244,3 +247,95 @@ def test_the_kind_of_a_file_that_need_not_exist(tmp_path, name, kind):
     assert file_kind(tmp_path / name) == kind
     with pytest.raises(UnsupportedError, match="is not known"):
         file_kind(tmp_path / "a.json")
+
+
+# Files whose reading would not end, or end the process
+
+
+def pickled(graph):
+    return "ind.a.graph", b"\x80\x04" + graph + b"."
+
+
+def colliding():
+    """A dictionary of 800 KB, all of whose keys have the hash 0."""
+    keys = ((key * (2**61 - 1)).to_bytes(10, "little") for key in range(1, 62_000))
+    return pickled(b"}(" + b"".join(b"\x8a\x0a%sN" % key for key in keys) + b"u")
+
+
+MALICE = {
+    "deep key": (lambda: pickled(b"}K\x01" + b"\x85" * 150_000 + b"K\x01s"), "a tuple as a key"),
+    "deep key of old": (lambda: pickled(b"(K\x01" + b"\x85" * 150_000 + b"Nd"), "a tuple as a key"),
+    "deep set": (lambda: pickled(b"\x8f(K\x01" + b"\x85" * 150_000 + b"\x90"), "nothing of it"),
+    "colliding": (colliding, "a int as a key"),
+    "colliding memo": (
+        lambda: pickled(b"N" + b"".join(b"p%d\n" % (k * (2**61 - 1)) for k in range(1, 38_000))),
+        "a int as a key",
+    ),
+    "long key": (
+        lambda: pickled(b"}\x8b\0\0\x06\0" + b"\x7f" * 0x60000 + b"q\0(" + b"h\0N" * 99999 + b"u"),
+        "nothing of it was run",
+    ),
+    "long number": (
+        lambda: pickled(
+            b"cnumpy.core.multiarray\nscalar\n(cnumpy\ndtype\n(S'i8'\nI0\nI1\ntR"
+            b"X\x09\0\0\x00123456789tRq\x010}K\x01](h\x01es"
+        ),
+        "a number of 9 bytes",
+    ),
+    "empty gzip": (lambda: ("a.csv.gz", gzip.compress(b"") * 10**6), "1001 compressed pieces"),
+    "empty bzip2": (lambda: ("a.mtx.bz2", bz2.compress(b"") * 10**5), "1001 compressed pieces"),
+    "behind bzip2": (lambda: ("a.csv.bz2", bz2.compress(b"0 1\n") + b"x"), "data is damaged"),
+    "behind gzip": (lambda: ("a.csv.gz", gzip.compress(b"0 1\n") + b"x"), "data is damaged"),
+    "zeros behind bzip2": (lambda: ("a.txt.bz2", bz2.compress(b"0 1\n") + b"\0"), "is damaged"),
+}
+
+
+@pytest.mark.parametrize("case", MALICE)
+def test_what_would_not_end_is_refused_in_time(tmp_path, case):
+    make, message = MALICE[case]
+    name, raw = make()
+    path = tmp_path / name
+    path.write_bytes(raw)
+    start, used = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(FileFormatError, match=rf"{re.escape(str(path))}: .*{message}"):
+        read(path)
+    assert time.process_time() - start < 2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used < 200_000
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress])
+def test_members_behind_each_other_are_one_text(tmp_path, pack):
+    path = tmp_path / f"a.csv.{'gz' if pack is gzip.compress else 'bz2'}"
+    lines = [b"%d %d\n" % (i, i + 1) for i in range(900)]
+    zeros = b"\0" * 70_000 if pack is gzip.compress else b""  # as tapes add them
+    path.write_bytes(b"".join(map(pack, lines)) + pack(b"") + zeros)
+    assert read(path).nnz == 900
+
+
+@pytest.mark.parametrize("ending", ["mtx", "mtx.gz"])
+@pytest.mark.parametrize("change", ["cut", "grown", "other"])
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch, ending, change):
+    """In the last of its passes SciPy would read beyond its buffer."""
+    import scipy.io
+
+    text = b"%%MatrixMarket matrix coordinate real general\n2 2 1\n1 1 1234567\n"
+    changed = {"cut": text[:-4], "grown": text + b"1 1 x", "other": text.replace(b"7", b"8")}
+    pack = gzip.compress if ending == "mtx.gz" else bytes
+    path = tmp_path / f"a.{ending}"
+    path.write_bytes(pack(text))
+    original = scipy.io.mmread
+
+    def late(stream, **options):
+        path.write_bytes(pack(changed[change]))
+        return original(stream, **options)
+
+    monkeypatch.setattr(scipy.io, "mmread", late)
+    with pytest.raises(FileFormatError, match=rf"a\.{ending}: it changed while it was read: read"):
+        read(path)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_name_that_is_no_utf8_is_read(tmp_path, ending):
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff." + ending.encode())
+    write(path, ONE)
+    assert read(path, format="coo") == ONE

@@ -203,19 +203,16 @@ def test_a_bad_line_is_shown_by_its_first_80_letters(tmp_path, size):
 
 @pytest.mark.parametrize("ending", ["mtx", "mtx.gz"])
 @pytest.mark.parametrize("last", ["", "\n", "\n\n", " \n"])
-def test_scipy_gets_a_file_by_name_only_where_its_last_line_ends(
+def test_scipy_gets_a_text_whose_last_line_ends_and_never_the_file(
     tmp_path, monkeypatch, ending, last
 ):
     """It reads beyond its buffer where more than blanks stand behind the last number."""
-    given = []
-    original = scipy.io.mmread
-    monkeypatch.setattr(
-        scipy.io, "mmread", lambda file, **others: given.append(file) or original(file, **others)
-    )
     text = f"{REAL}1 1 1\n1 1 5{last}".encode()
     path = save(tmp_path, f"a.{ending}", text if ending == "mtx" else gzip.compress(text))
     assert read(path).data.tolist() == [5.0]
-    assert isinstance(given[0], str) == (ending == "mtx" and last != "")
+    monkeypatch.setattr(scipy.io, "mmread", lambda file, **_: pytest.fail(repr(file.read())))
+    with pytest.raises(pytest.fail.Exception, match=re.escape(repr(text + b"\n"))):
+        read(path)
 
 
 @pytest.mark.parametrize("columns", [2, 3])

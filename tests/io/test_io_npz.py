@@ -15,8 +15,7 @@ import scipy.sparse
 
 from sparsefmt import COO, CSR
 from sparsefmt.errors import FileFormatError, SparseFmtError, UnsupportedError
-from sparsefmt.io import npz as io_npz
-from sparsefmt.io import read
+from sparsefmt.io import bounded, read
 
 INDPTR, INDICES = np.array([0, 2, 2, 3], np.int32), np.array([1, 3, 0], np.int32)
 PLAIN = {"indptr": INDPTR, "indices": INDICES, "shape": np.array([3, 4])}
@@ -383,4 +382,4 @@ def test_the_limit_is_on_all_members_together(tmp_path):
 
 
 def test_broken_covers_what_zlib_raises():
-    assert zlib.error in io_npz._BROKEN
+    assert zlib.error in bounded.BROKEN

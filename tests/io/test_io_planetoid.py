@@ -224,6 +224,7 @@ BAD = {
     "complex": ({"y": np.ones((2, 2), complex)}, "values of dtype 'c16'"),
     "other classes": ({"x": Call(defaultdict)}, "a mapping instead of array or buffer"),
     "another matrix": ({"x": scipy.sparse.csc_matrix(ALLX)}, "it asks for scipy.sparse._csc"),
+    "sparse labels": ({"ty": scipy.sparse.csr_matrix(TY)}, r"ty: labels are a CSR .*\.toarray"),
     "rows": ({"x": ALLX[:1]}, "the parts do not fit together"),
     "labels": ({"ally": ALLY[:3]}, "the parts do not fit together"),
     "widths": ({"tx": TX[:, :2]}, "the parts do not fit together"),

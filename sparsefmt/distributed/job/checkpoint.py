@@ -1,34 +1,33 @@
 """Checkpoints of a training: written whole or not at all, and good for any number of ranks."""
 
 import os
-import pickle
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
 from ...errors import UnsupportedError
-from ...io.bounded import check_regular, fault, named, writing
+from ...io import checksums, pickles
+from ...io.bounded import check_regular, decoding, fault, named, naming, writing
 from ..parts.cutting import version
 
 FORMAT = 1
 _MEND = "give the checkpoint of this training, or train without --resume"
-#: What torch.load raises on bytes that are no checkpoint, or that would run code.
-_BROKEN = (
-    pickle.UnpicklingError,
-    zipfile.BadZipFile,
-    AttributeError,
-    EOFError,
-    KeyError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+#: The names that the pickle of a checkpoint has.
+_KNOWN = {
+    "mapping": r"collections\.OrderedDict",
+    "tensor": r"torch\._utils\._rebuild_(tensor_v2|parameter)",
+    "storage": r"torch\.(\w+Storage|storage\.UntypedStorage|Size|device|\w*(float|int|bool)\w*)",
+}
+#: Options of an optimizer that may differ: ``train`` sets them, or what is theirs alone.
+_FREE = ("params", "lr", "weight_decay")
 
 
 def save_checkpoint(
@@ -64,8 +63,9 @@ def save_checkpoint(
 
     Notes
     -----
-    Nothing in it depends on the number of ranks.  There is no state of a random generator:
-    ``train`` seeds it at each epoch with seed, epoch and rank.
+    It has a checksum over all, which ``load_checkpoint`` compares; files of earlier releases have
+    none and are read.  Nothing in it depends on the number of ranks.  There is no state of a random
+    generator: ``train`` seeds it at each epoch with seed, epoch and rank.
     """
     target = named(path)
     check_regular(target)
@@ -77,6 +77,7 @@ def save_checkpoint(
         "model": module.state_dict(),
         "optimizer": optimizer.state_dict(),
     }
+    state[checksums.NAME] = checksums.checksum(state, _sum)
     with writing(target) as stream:
         torch.save(state, stream)
         stream.flush()
@@ -132,12 +133,11 @@ def load_checkpoint(path: str | os.PathLike[str], *, facts: Mapping[str, Any]) -
     """
     source = named(path)
     check_regular(source)
-    try:
-        state = torch.load(source, map_location="cpu", weights_only=True)
-    except _BROKEN as error:
-        why = "damaged" if isinstance(error, KeyError) else str(error).split("\n")[0][:80]
-        raise fault(source, f"it is no checkpoint ({why}): {_MEND}.") from error
-    if not isinstance(state, dict) or not isinstance(state.get("format"), int):
+    what = "it is no checkpoint"
+    with naming(source), decoding(source, what, _MEND), source.open("rb") as file:
+        _check_archive(file)
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    if not isinstance(state, dict) or type(state.get("format")) is not int:
         raise fault(source, f"it is no checkpoint of sparsefmt: {_MEND}.")
     if state["format"] > FORMAT:
         raise UnsupportedError(
@@ -146,21 +146,69 @@ def load_checkpoint(path: str | os.PathLike[str], *, facts: Mapping[str, Any]) -
     kinds = {"epoch": int, "facts": dict, "model": dict, "optimizer": dict}
     if any(not isinstance(state.get(name), kind) for name, kind in kinds.items()):
         raise fault(source, f"it lacks a part: {_MEND}.")
-    for name, value in facts.items():
-        if state["facts"].get(name) != value:
+    if state["epoch"] < 0:
+        raise fault(source, f"its epoch is {state['epoch']} but none is below 0: {_MEND}.")
+    with decoding(source, "it is damaged", _MEND):
+        checksums.check_sum(source, state, _MEND, default=_sum)
+        for name, value in facts.items():
             there = state["facts"].get(name)
-            raise fault(source, f"its {name} is {there} and this training's is {value}: {_MEND}.")
+            if there != value:
+                why = f"its {name} is {there} and this training's is {value}"
+                raise fault(source, f"{why}: {_MEND}.")
     return state
+
+
+def _check_archive(file: BinaryIO) -> None:
+    """Raise for what torch would trust: packed members, other bytes, names, and keys that hang."""
+    with zipfile.ZipFile(file) as archive:
+        packed = any(info.compress_type for info in archive.infolist())
+        file.seek(0)
+        if packed or file.read(4) != b"PK\3\4" or archive.testzip():
+            raise ValueError("packed" if packed else "damaged")
+        for info in archive.infolist():
+            if info.filename.lower().endswith(".pkl"):
+                pickles.load(archive.read(info), _KNOWN, "checkpoint")
+    file.seek(0)
+
+
+def _sum(thing: object) -> object:
+    """Return dtype, shape and CRC-32 of a tensor, and the text of all else."""
+    if not isinstance(thing, Tensor):
+        return str(thing)
+    data = thing.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return [str(thing.dtype), list(thing.shape), zlib.crc32(data.numpy())]
 
 
 def restore(
     path: str | os.PathLike[str], state: dict[str, Any], module: Module, optimizer: Optimizer
 ) -> int:
-    """Copy the states of a checkpoint to model and optimizer; return the epochs that are done."""
-    try:
+    """Copy the states of a checkpoint to model and optimizer; return the epochs that are done.
+
+    Raises ``FileFormatError`` for a state that does not fit, or with which a step would fail.
+    """
+    own = [dict(group) for group in optimizer.param_groups]
+    with decoding(Path(path), "it does not fit the model", _MEND):
+        _try_step(optimizer, state["optimizer"])
         module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-    except _BROKEN as error:
-        why = " ".join(str(error).split())[:200]
-        raise fault(Path(path), f"it does not fit the model ({why}): {_MEND}.") from error
+        for group, loaded in zip(own, optimizer.param_groups, strict=True):
+            for name in group.keys() - _FREE:
+                if loaded.get(name) != group[name]:
+                    raise ValueError(f"its {name} is {loaded.get(name)}, not {group[name]}")
     return int(state["epoch"])
+
+
+def _try_step(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Run a step from a state on tensors without memory."""
+    groups = [
+        {**group, "params": [torch.empty_like(p, device="meta") for p in group["params"]]}
+        for group in optimizer.param_groups
+    ]
+    trial = type(optimizer)(groups)
+    trial.load_state_dict(state)
+    for values in trial.state.values():  # counts of steps are those of the checkpoint itself
+        values.update({name: x.clone() for name, x in values.items() if isinstance(x, Tensor)})
+    for group in groups:
+        for param in group["params"]:
+            param.grad = torch.empty_like(param)
+    trial.step()

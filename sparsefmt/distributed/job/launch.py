@@ -28,6 +28,7 @@ import torch.distributed as dist
 from ...errors import RankError, SparseFmtError, UnsupportedError
 from ..parts.cutting import version
 from ..parts.files import check_ranks, read_partition
+from ..parts.rows import check_count
 from .checkpoint import check_writable
 from .options import Options
 from .training import Training, check_trainable
@@ -193,6 +194,7 @@ def place_of(environment: Mapping[str, str]) -> Place:
             f"RANK, WORLD_SIZE, MASTER_PORT or LOCAL_RANK is missing or no number ({error}): start "
             "with torchrun, or set them all."
         ) from error
+    check_count("WORLD_SIZE", ranks)
     if not 0 <= rank < ranks or not 0 < port < 1 << 16:
         raise RankError(
             f"rank {rank} of {ranks} at port {port}: RANK goes from 0 to WORLD_SIZE - 1, and "

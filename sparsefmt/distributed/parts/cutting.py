@@ -33,6 +33,7 @@ from ...graph.graph import Graph
 from ...io.bounded import check_regular, named
 from ...io.chunks import LENGTH, Chunk, chunks_of, read_chunks
 from ...io.memory import default_limit
+from ...io.npz import mapped
 from ...reorder import Order
 from . import rows
 from .files import EDGES, HEADER, MASKS, Partition, digest, edges_sum, rows_sum
@@ -74,7 +75,7 @@ def write_partition(
     folder : path
         Empty, or not there yet; it appears once it is complete.
     parts : int
-        At least 1.
+        From 1 to 8192.
     partitioner : "balanced", "metis" or a Partitioner
         "balanced" needs the degrees alone; all others have the whole structure in memory.
     num_nodes : int, optional
@@ -110,7 +111,7 @@ def write_partition(
     and one that writes, and one more for a partitioner that needs the structure.
     """
     target = named(folder)
-    checks.integer("parts", parts, least=1)
+    rows.check_count("parts", checks.integer("parts", parts, least=1))
     _check_new(target)
     edges = _Edges(graph, num_nodes)
     survey = _surveyed(edges)
@@ -164,7 +165,7 @@ class _Edges:
             coo = self.structure.structure.tocoo().to("cpu")
             self._pieces: Callable[[], Iterable[Any]] = lambda: chunks_of(coo)
         elif isinstance(graph, str | os.PathLike):
-            self._pieces = lambda: read_chunks(graph)
+            self._pieces = lambda: read_chunks(graph, num_nodes=num_nodes)
         elif (  # can be gone over several times: no tensor, mapping or PyG's data
             not isinstance(graph, Mapping)
             and not hasattr(graph, "shape")
@@ -234,8 +235,13 @@ def _surveyed(edges: _Edges) -> _Survey:
         raise DtypeError(f"weights are {' and '.join(map(str, kinds))}: give all pieces one dtype.")
     n = top if edges.num_nodes is None else edges.num_nodes
     if shape is not None:
-        if shape[0] != shape[1] or edges.num_nodes not in (None, shape[0]):
+        if shape[0] != shape[1]:
             raise ShapeError(f"the graph has shape {shape}: parts need a square one, n x n.")
+        if edges.num_nodes not in (None, shape[0]):
+            raise ShapeError(
+                f"num_nodes is {edges.num_nodes} but the graph says {shape[0]} vertices: leave "
+                "num_nodes out."
+            )
         n = shape[0]
     _grow(degrees, n)
     return _Survey(degrees[:n], count, next(iter(kinds), None), total % 2**64)
@@ -282,12 +288,7 @@ def _array(name: str, source: Data) -> Array:
         return to_device(as_array(name, source), "cpu")
     path = named(source)
     check_regular(path)
-    try:
-        return np.lib.format.open_memmap(path, mode="r")
-    except (ValueError, EOFError) as error:
-        raise FileFormatError(
-            f"{path}: it is no array of {name} ({str(error)[:80]}): write it with numpy.save."
-        ) from error
+    return mapped(path, f"write {name} with numpy.save")
 
 
 def _cut(

@@ -1,6 +1,7 @@
 """A graph in a folder, cut into parts that ranks read: ``partition.json`` and a folder a part.
 
-``partition.json`` says what there is, with the size and the CRC-32 of every other file.  A part has
+``partition.json`` says what there is, with the size and the CRC-32 of every other file, and a
+checksum over all that it says (since format 2; folders of format 1 are read without).  A part has
 the edges to its vertices, ``source.npy`` and ``target.npy``, with the numbers that vertices have in
 the folder, and as far as they are there ``weight.npy``, ``features.npy``, ``labels.npy``,
 ``train.npy``, ``val.npy`` and ``test.npy``.  ``order.npy`` has the first number of each vertex, if
@@ -23,10 +24,12 @@ from ... import _random
 from ...errors import FileFormatError, ShapeError, UnsupportedError
 from ...formats import checks
 from ...formats.arrays import Array
-from ...io.bounded import check_regular, fault, named
-from .rows import Bounds, checked
+from ...io import checksums
+from ...io.bounded import check_regular, fault, named, naming
+from ...io.npz import mapped
+from .rows import Bounds, check_count, checked
 
-FORMAT = 1
+FORMAT = 2
 HEADER = "partition.json"
 MASKS = ("train", "val", "test")
 EDGES = ("source", "target", "weight")
@@ -38,7 +41,8 @@ _ALLOWED = {
     **dict.fromkeys(MASKS, ("bool",)),
 }
 _MEND = "copy the folder again, or write it with sparsefmt partition"
-_MOST = 1 << 28  # bytes of a header
+_MOST = 1 << 23  # bytes of a header
+_HEAD = 128  # bytes of a .npy before its numbers, as NumPy writes them
 _BLOCK = 1 << 22  # bytes of a file
 _NUMBERS = 1 << 20  # of an array that are summed together
 
@@ -76,7 +80,8 @@ class Partition:
 
     def text(self) -> str:
         """Write the text of ``partition.json``."""
-        return json.dumps({"format": FORMAT, **self._facts()}, indent=1)
+        facts = {"format": FORMAT, **self._facts()}
+        return json.dumps({**facts, checksums.NAME: checksums.checksum(facts)}, indent=1)
 
     def _facts(self) -> dict[str, Any]:
         """Return all fields but the folder."""
@@ -137,15 +142,16 @@ def read_partition(folder: str | os.PathLike[str]) -> Partition:
         raise fault(path, f"it has more than {_MOST} bytes: {_MEND}.")
     try:
         facts = json.loads(path.read_bytes())
-        version = facts.pop("format")
+        version = facts["format"]
     except (ValueError, RecursionError, KeyError, AttributeError, TypeError) as error:
         raise fault(path, f"it is no JSON of a partition: {_MEND}.") from error
     if isinstance(version, int) and version > FORMAT:
         raise UnsupportedError(
             f"{path}: format {version}, and this sparsefmt knows {FORMAT}: update sparsefmt."
         )
+    checksums.check_sum(path, facts, _MEND, needed=version == FORMAT)
     try:
-        return _checked(home, facts, version)
+        return _checked(home, facts)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, FileFormatError):
             raise
@@ -153,23 +159,32 @@ def read_partition(folder: str | os.PathLike[str]) -> Partition:
         raise fault(path, f"it contradicts itself ({why[:200]}): {_MEND}.") from error
 
 
-def _checked(home: Path, facts: dict[str, Any], version: object) -> Partition:
+def _checked(home: Path, facts: dict[str, Any]) -> Partition:
     """Build a Partition from its facts; raise ValueError or the like if they do not fit."""
-    if version != FORMAT or facts.keys() != {item.name for item in fields(Partition)} - {"folder"}:
+    version = facts.pop("format")
+    facts.pop(checksums.NAME, None)
+    names = {item.name for item in fields(Partition)} - {"folder"}
+    if type(version) is not int or not 1 <= version <= FORMAT or facts.keys() != names:
         raise ValueError(f"format {version!r} with {', '.join(facts)}")
     bounds = facts.pop("bounds")
+    check_count("the number of parts", len(bounds) - 1)
     result = Partition(folder=home, bounds=checked(bounds, len(bounds) - 1), **facts)
     counts = [result.edges, result.width, result.classes]
     counts += [n for size, crc in result.files.values() for n in (size, crc)]
     if any(type(n) is not int or n < 0 for n in counts) or not isinstance(result.graph, str):
         raise ValueError("sizes that are no numbers")
     for name, dtype in result.dtypes.items():
-        if np.dtype(dtype).name not in _ALLOWED[name] or not np.dtype(dtype).isnative:
+        if dtype not in _ALLOWED[name]:
             raise ValueError(f"{name} of {dtype}")
-    names = {f"part{p}/{name}.npy" for p in range(result.parts) for name in result.dtypes}
+    names = {"order.npy"} if result.ordered else set()
+    names |= {f"part{p}/{name}.npy" for p in range(result.parts) for name in result.dtypes}
     missing = sorted(names - result.files.keys())
     if result.parts < 1 or not set(EDGES[:2]) <= result.dtypes.keys() or missing:
         raise ValueError(f"no {', '.join(missing[:3])}")
+    for name in set(EDGES) & result.dtypes.keys():
+        sizes = [result.files[f"part{p}/{name}.npy"][0] - _HEAD for p in range(result.parts)]
+        if sum(sizes) != result.edges * np.dtype(result.dtypes[name]).itemsize:
+            raise ValueError(f"edges is {result.edges} but {name}.npy have {sum(sizes)} bytes")
     return result
 
 
@@ -211,6 +226,8 @@ def read_part(
     firsts = [r * partition.parts // ranks for r in range(ranks + 1)]
     parts = range(firsts[rank], firsts[rank + 1])
     arrays = {name: _joined(partition, name, parts) for name in partition.dtypes}
+    if len({len(arrays[name]) for name in EDGES if name in arrays}) > 1:
+        raise fault(partition.folder / f"part{parts[0]}", f"edges lack an end or weight: {_MEND}.")
     edges = np.stack([arrays["source"], arrays["target"]]).astype(np.int64, copy=False)
     bounds = tuple(partition.bounds[first] for first in firsts)
     for end, low, high in ((0, 0, bounds[-1]), (1, bounds[rank], bounds[rank + 1])):
@@ -247,15 +264,12 @@ def load(
     check_regular(path)
     if not path.exists():
         raise fault(path, f"it is missing: {_MEND}.")
-    with path.open("rb") as file:
+    size, crc = partition.files[name]
+    with naming(path), path.open("rb") as file:
         blocks = iter(partial(file.read, _BLOCK), b"")
-        crc = reduce(lambda crc, block: zlib.crc32(block, crc), blocks, 0)
-    if [path.stat().st_size, crc] != partition.files[name]:
-        raise fault(path, f"it is not the file that {HEADER} describes: {_MEND}.")
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise fault(path, f"it is no array ({str(error)[:80]}): {_MEND}.") from error
+        if path.stat().st_size != size or crc != reduce(lambda a, b: zlib.crc32(b, a), blocks, 0):
+            raise fault(path, f"it is not the file that {HEADER} describes: {_MEND}.")
+        array = mapped(path, _MEND)
     fits = array.ndim == len(shape) and all(
         want in (None, have) for want, have in zip(shape, array.shape, strict=True)
     )

@@ -19,6 +19,8 @@ from ...reorder import Order
 
 #: The vertex at which each part begins, and the number of vertices: parts + 1, ascending from 0.
 Bounds: TypeAlias = tuple[int, ...]
+#: Parts of a graph, and ranks of a job: beyond it no reader would be done in seconds.
+MOST_PARTS = 1 << 13
 
 
 class Partitioner(Protocol):
@@ -166,13 +168,19 @@ def _fill(loads: Array, weights: Array) -> Array:
     return np.searchsorted(np.cumsum(room)[:-1], np.cumsum(weights) - weights, side="right")
 
 
+def check_count(name: str, count: int) -> None:
+    """Raise ShapeError for more parts or ranks than there may be."""
+    if count > MOST_PARTS:
+        raise ShapeError(f"{name} is {count} but {MOST_PARTS} are the most: take fewer.")
+
+
 def checked(bounds: Iterable[int], ranks: int) -> tuple[int, ...]:
     """Return ``ranks`` + 1 bounds as integers; raise ShapeError unless they ascend from 0."""
     try:
         result = tuple(map(checks.as_index, bounds))
     except (TypeError, ValueError, RuntimeError):  # the last one is torch's
         result = ()
-    if len(result) != ranks + 1 or result[0] != 0 or any(b < a for a, b in pairwise(result)):
+    if len(result) != ranks + 1 or result[:1] != (0,) or any(b < a for a, b in pairwise(result)):
         raise ShapeError(
             f"bounds is {bounds!r}: give the first row of each of the {ranks} ranks, ascending "
             "from 0, and the number of rows at the end, as distributed.balanced(graph, ranks) does."

@@ -1,0 +1,249 @@
+"""Bits that flip in files of this package, and files made to harm, are refused in time."""
+
+import io
+import json
+import os
+import time
+import zipfile
+import zlib
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import sparsefmt
+from sparsefmt import CSR
+from sparsefmt.distributed.job.checkpoint import load_checkpoint, restore, save_checkpoint
+from sparsefmt.distributed.job.launch import place_of
+from sparsefmt.distributed.parts.cutting import write_partition
+from sparsefmt.distributed.parts.files import read_part, read_partition
+from sparsefmt.errors import FileFormatError, ShapeError, SparseFmtError
+from sparsefmt.io import checksums
+from sparsefmt.reorder import Order
+
+FLIPS = 200
+SECONDS = 2
+
+
+def npz(folder):
+    A = CSR([0, 2, 3], [0, 2, 1], np.array([1.0, -2.0, 0.5]), shape=(2, 3))
+    sparsefmt.write(folder / "a.npz", A)
+    return lambda: {
+        name: array.tobytes() for name, array in sparsefmt.read(folder / "a.npz")._arrays().items()
+    }
+
+
+def partition(folder):
+    ends, n = np.arange(6), 6
+    write_partition(
+        [(ends, ends[::-1], ends + 0.5)],
+        folder / "parts",
+        2,
+        partitioner=lambda graph, parts: (Order(ends[::-1].copy()), (0, 3, n)),
+        features=np.ones((n, 2)),
+        labels=ends % 2,
+        masks={"train": ends < 3},
+    )
+
+    def read():
+        facts = read_partition(folder / "parts")
+        parts = [read_part(facts, rank) for rank in range(2)]
+        return str([asdict(facts), facts.order(), [vars(part) for part in parts]])
+
+    return read
+
+
+def model():
+    module = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(module.parameters())
+    module(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    return module, optimizer
+
+
+def checkpoint(folder):
+    save_checkpoint(folder / "c.pt", *model(), epoch=7, facts={"graph": "a", "seed": 1})
+    return lambda: str(load_checkpoint(folder / "c.pt", facts={"graph": "a", "seed": 1}))
+
+
+@pytest.mark.parametrize("kind", [npz, partition, checkpoint])
+def test_a_bit_that_flips_is_refused_or_has_no_effect(tmp_path, kind):
+    read = kind(tmp_path)
+    good, refused = read(), []
+    paths = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    ends = np.cumsum([path.stat().st_size * 8 for path in paths])
+    for bit in np.random.default_rng(0).choice(ends[-1], FLIPS, replace=False):
+        number = int(np.searchsorted(ends, bit, side="right"))
+        path, place = paths[number], int(bit - (ends[number - 1] if number else 0))
+        raw = path.read_bytes()
+        damaged = bytearray(raw)
+        damaged[place // 8] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        try:
+            assert read() == good, (path, place)
+        except SparseFmtError as error:
+            refused.append(str(path) in str(error))
+        path.write_bytes(raw)
+    assert read() == good
+    assert all(refused)
+    assert len(refused) > FLIPS / 4
+
+
+# Partitions made to harm, whose checksums are right
+
+
+def npy(array, **changed):
+    """The bytes of a ``.npy``, other words in its header in the place of these."""
+    stream = io.BytesIO()
+    np.save(stream, array)
+    raw = stream.getvalue()
+    for old, new in changed.get("words", ()):
+        raw = raw[:64].replace(old, new) + raw[64:128].replace(b" " * (len(new) - len(old)), b"", 1)
+        raw += npy(array)[128:]
+    return raw
+
+
+THREE = np.arange(3, dtype=np.int32)
+PARTS = {
+    "zip": b"PK\x03\x04" + bytes(136),
+    "negative": npy(THREE, words=[(b"(3,)", b"(-3,)")]),
+    "beyond int64": npy(THREE, words=[(b"(3,)", b"(-" + b"9" * 25 + b",)")]),
+    "header": npy(THREE, words=[(b"'descr'", b"[[[[[[[")]),
+    "short": npy(THREE[:2]),
+    "cut": npy(THREE)[:-1],
+    "empty": b"",
+    "objects": npy(THREE, words=[(b"<i4", b"|O")]),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_arrays_of_parts_made_to_harm_are_refused(tmp_path, name):
+    read, raw = partition(tmp_path), PARTS[name]
+    (tmp_path / "parts/part0/source.npy").write_bytes(raw)
+    header = tmp_path / "parts/partition.json"
+    said = json.loads(header.read_text())
+    difference = len(raw) - said["files"]["part0/source.npy"][0]
+    said["files"]["part0/source.npy"] = [len(raw), zlib.crc32(raw)]
+    said["files"]["part1/source.npy"][0] -= difference  # so that edges are as many in all
+    said["checksum"] = checksums.checksum(said)
+    header.write_text(json.dumps(said))
+    with pytest.raises(FileFormatError, match=r"part0.*: copy the folder again"):
+        read()
+
+
+def test_ranks_and_parts_have_a_limit(tmp_path):
+    ranks = {"RANK": "0", "WORLD_SIZE": "100000000", "MASTER_PORT": "29500"}
+    with pytest.raises(ShapeError, match=r"WORLD_SIZE is 100000000 but 8192 are the most: take"):
+        place_of(ranks)
+    with pytest.raises(ShapeError, match=r"parts is 8193 but 8192 are the most: take fewer"):
+        write_partition([(THREE, THREE)], tmp_path / "parts", 8193)
+
+
+# Checkpoints made to harm
+
+
+def rewritten(path: Path, content: bytes, compression: int = zipfile.ZIP_STORED) -> None:
+    """Write another pickle into a checkpoint."""
+    with zipfile.ZipFile(path) as archive:
+        members = {info.filename: archive.read(info) for info in archive.infolist()}
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, raw in members.items():
+            archive.writestr(name, content if name.endswith("data.pkl") and content else raw)
+
+
+def colliding(count: int) -> bytes:
+    """A pickle of a dictionary, all of whose keys have the hash 0."""
+    keys = [(key * (2**61 - 1)).to_bytes(10, "little") for key in range(1, count)]
+    return b"\x80\x02}(" + b"".join(b"\x8a\x0a%sN" % key for key in keys) + b"u."
+
+
+PICKLES = {
+    "deep": (b"\x80\x02}K\x01" + b"\x85" * 150_000 + b"K\x01s.", "a tuple as a key"),
+    "colliding": (colliding(55_000), "a int as a key"),
+    "bytes": (
+        b"\x80\x02cbuiltins\nbytearray\n\x8a\x05\0\0\0\0\x01\x85R.",
+        "asks for builtins.byte",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PICKLES)
+def test_pickles_of_checkpoints_made_to_harm_are_refused(tmp_path, name):
+    checkpoint(tmp_path)
+    raw, message = PICKLES[name]
+    rewritten(tmp_path / "c.pt", raw)
+    start = time.process_time()
+    with pytest.raises(FileFormatError, match=rf"c\.pt: it is no checkpoint \(.*{message}"):
+        load_checkpoint(tmp_path / "c.pt", facts={})
+    assert time.process_time() - start < SECONDS
+
+
+@pytest.mark.parametrize("size", [-1, -90, 2000, 1000, 100, 10, 4, 1, 0])
+def test_a_checkpoint_that_is_cut_is_refused(tmp_path, size):
+    checkpoint(tmp_path)
+    path = tmp_path / "c.pt"
+    os.truncate(path, size % path.stat().st_size if size < 0 else size)
+    with pytest.raises(FileFormatError, match=r"c\.pt: it is no checkpoint \(.*without --resume"):
+        load_checkpoint(path, facts={})
+
+
+def test_packed_checkpoints_and_other_bytes_before_one_are_refused(tmp_path):
+    checkpoint(tmp_path)
+    path = tmp_path / "c.pt"
+    raw = path.read_bytes()
+    rewritten(path, b"", zipfile.ZIP_DEFLATED)
+    with pytest.raises(FileFormatError, match=r"it is no checkpoint \(packed\)"):
+        load_checkpoint(path, facts={})
+    path.write_bytes(b"\x80\x02}." + raw)
+    with pytest.raises(FileFormatError, match=r"it is no checkpoint \(damaged\)"):
+        load_checkpoint(path, facts={})
+
+
+STATES = {
+    "moment": lambda state: state["state"][0].update(exp_avg=torch.ones(3)),
+    "wide moment": lambda state: state["state"][0].update(exp_avg_sq=torch.ones(4, 1, 2)),
+    "no moment": lambda state: state["state"][0].pop("exp_avg_sq"),
+    "steps": lambda state: state["state"][0].update(step=torch.ones(2)),
+    "no count": lambda state: state["state"][0].update(step="a"),
+    "before the first": lambda state: state["state"][0].update(step=torch.tensor(-1.0)),
+    "no state": lambda state: state["state"].update({0: 7}),
+    "amsgrad": lambda state: state["param_groups"][0].update(amsgrad=True),
+    "maximize": lambda state: state["param_groups"][0].update(maximize=True),
+    "no betas": lambda state: state["param_groups"][0].pop("betas"),
+    "one beta": lambda state: state["param_groups"][0].update(betas=(0.9,)),
+    "no groups": lambda state: state.update(param_groups=[]),
+    "groups": lambda state: state.update(param_groups=7),
+    "nothing": lambda state: state.clear(),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_states_of_an_optimizer_made_to_harm_are_refused_before_a_step(tmp_path, name):
+    checkpoint(tmp_path)
+    path = tmp_path / "c.pt"
+    state = load_checkpoint(path, facts={})
+    del state["checksum"]
+    STATES[name](state["optimizer"])
+    torch.save(state, path)
+    with pytest.raises(FileFormatError, match=r"c\.pt: it does not fit the model \("):
+        restore(path, load_checkpoint(path, facts={}), *model())
+
+
+def test_a_checkpoint_states_an_epoch_from_0_and_a_checksum_that_is_right(tmp_path):
+    checkpoint(tmp_path)
+    path = tmp_path / "c.pt"
+    state = torch.load(path, weights_only=True)
+    state["model"]["weight"][0, 0] += 1
+    torch.save(state, path)
+    with pytest.raises(FileFormatError, match=r"its checksum is \d+ but it says \d+: it is dam"):
+        load_checkpoint(path, facts={})
+    del state["checksum"]  # as an earlier release wrote it
+    torch.save(state, path)
+    module, optimizer = model()
+    assert restore(path, load_checkpoint(path, facts={}), module, optimizer) == 7
+    assert torch.equal(module.weight, state["model"]["weight"])
+    torch.save(state | {"epoch": -1}, path)
+    with pytest.raises(FileFormatError, match=r"its epoch is -1 but none is below 0"):
+        load_checkpoint(path, facts={})
