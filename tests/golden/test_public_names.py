@@ -6,6 +6,7 @@
 import re
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 
@@ -61,3 +62,10 @@ def test_packages_have_the_public_names_that_are_listed():
     assert sorted(listed - names) == [], "removed"
     assert sorted(names - listed) == [], "added: list them in public_names.txt"
     assert [name for name in sorted(LISTED) if not is_there(name)] == []
+
+
+def test_modules_are_there_after_the_import_of_the_package_alone():
+    package = import_module("sparsefmt")
+    names = {found.name for found in iter_modules(package.__path__) if found.name[0] != "_"}
+    assert names <= {*dir(package)}
+    assert all(package.__getattr__(name).__name__ == f"sparsefmt.{name}" for name in names)
