@@ -317,3 +317,7 @@ def test_errors_of_the_disk_are_let_through(tmp_path, monkeypatch):
     monkeypatch.setattr(bounded.zlib, "decompressobj", fail)
     with pytest.raises(OSError, match=r"Input/output error: .*a\.csv\.gz"):
         read(tmp_path / "a.csv.gz")
+    fail = partial(_fail, OSError(22, "Invalid argument"))  # zipfile looks before the beginning
+    monkeypatch.setattr(bounded.zlib, "decompressobj", fail)
+    with pytest.raises(FileFormatError, match=r"a\.csv\.gz: its sizes are damaged .*copy the file"):
+        read(tmp_path / "a.csv.gz")

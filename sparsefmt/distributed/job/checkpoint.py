@@ -176,7 +176,7 @@ def _sum(thing: object) -> object:
     if not isinstance(thing, Tensor):
         return str(thing)
     data = thing.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return [str(thing.dtype), list(thing.shape), zlib.crc32(data.numpy())]
+    return [str(thing.dtype), list(thing.shape), zlib.crc32(data.numpy().data)]
 
 
 def restore(
@@ -204,7 +204,8 @@ def _try_step(optimizer: Optimizer, state: dict[str, Any]) -> None:
         {**group, "params": [torch.empty_like(p, device="meta") for p in group["params"]]}
         for group in optimizer.param_groups
     ]
-    trial = type(optimizer)(groups)
+    kind: Any = type(optimizer)
+    trial = kind(groups)
     trial.load_state_dict(state)
     for values in trial.state.values():  # counts of steps are those of the checkpoint itself
         values.update({name: x.clone() for name, x in values.items() if isinstance(x, Tensor)})
