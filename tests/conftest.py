@@ -4,7 +4,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -64,13 +64,14 @@ LONGEST = (
 )
 
 
-def _order(item: pytest.Item) -> tuple[bool, ...]:
+def _order(item: pytest.Item) -> tuple[object, ...]:
     """Return the key to sort tests by: the rooms of compiled loops wait for the file above."""
     path = item.path.as_posix()
     return (
         not path.endswith(COMPILES),
         item.path.parent.name in _COMPILED,
         not path.endswith(LONGEST),
+        item.path,  # workers import files in different orders, and must agree on that of tests
     )
 
 
@@ -148,9 +149,29 @@ def _import_format_layer() -> None:
                 import_module(inner.name)
 
 
+def _share_compiling(config: pytest.Config) -> None:
+    """Have two workers compile different modules first, where no module is compiled yet.
+
+    Each finds what the other one has compiled: libraries, and tests with their assertions.
+    """
+    worker = getattr(config, "workerinput", {}).get("workerid")
+    if worker is None or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    [*import_module("sparsefmt.ops.engine.table").operations()]  # tests are in their order
+    if worker != "gw1":
+        with suppress(ImportError):
+            import_module("torch_geometric.nn")
+        return
+    folders = sorted((p.parent for p in ROOT.glob("tests/*/test_*.py")), reverse=True)
+    folders.sort(key=lambda folder: folder.name not in _COMPILED | {"formats", "io", "mutants"})
+    config.args = [str(folder) for folder in dict.fromkeys(folders)]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Trace no collection, which takes twice as long under a tracer."""
+    with _untraced():
+        _share_compiling(session.config)
     if _tracer() is not None and not session.config.getoption("numprocesses", 0):
         _import_format_layer()
     with _untraced():
