@@ -4,10 +4,13 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -61,13 +64,14 @@ LONGEST = (
 )
 
 
-def _order(item: pytest.Item) -> tuple[bool, ...]:
+def _order(item: pytest.Item) -> tuple[object, ...]:
     """Return the key to sort tests by: the rooms of compiled loops wait for the file above."""
     path = item.path.as_posix()
     return (
         not path.endswith(COMPILES),
         item.path.parent.name in _COMPILED,
         not path.endswith(LONGEST),
+        item.path,  # workers import files in different orders, and must agree on that of tests
     )
 
 
@@ -113,19 +117,81 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 _COVERING = {"engine", "formats", "house", "interop", "io", "tools"}
 
 
+#: What of the package is above that layer.
+_ABOVE = {"__main__", "autograd", "distributed", "model", "nn", "ops", "plan"}
+
+
+def _tracer() -> Any:
+    """Return what takes the coverage, or None."""
+    return import_module("coverage").Coverage.current() if "pytest_cov" in sys.modules else None
+
+
+@contextmanager
+def _untraced() -> Iterator[None]:
+    """Take no coverage meanwhile."""
+    tracer = _tracer()
+    if tracer is not None:
+        tracer.stop()
+    try:
+        yield
+    finally:
+        if tracer is not None:
+            tracer.start()
+
+
+def _import_format_layer() -> None:
+    """Import the modules of the format layer, so that a tracer sees what they define."""
+    package = import_module("sparsefmt")
+    for top in iter_modules(package.__path__, "sparsefmt."):
+        if top.name.removeprefix("sparsefmt.") not in _ABOVE:
+            module = import_module(top.name)
+            for inner in iter_modules(getattr(module, "__path__", ()), f"{top.name}."):
+                import_module(inner.name)
+
+
+def _share_compiling(config: pytest.Config) -> None:
+    """Have two workers compile different modules first, where no module is compiled yet.
+
+    Each finds what the other one has compiled: libraries, and tests with their assertions.
+    """
+    worker = getattr(config, "workerinput", {}).get("workerid")
+    if worker is None or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    [*import_module("sparsefmt.ops.engine.table").operations()]  # tests are in their order
+    if worker != "gw1":
+        with suppress(ImportError):
+            import_module("torch_geometric.nn")
+        return
+    folders = sorted((p.parent for p in ROOT.glob("tests/*/test_*.py")), reverse=True)
+    folders.sort(key=lambda folder: folder.name not in _COMPILED | {"formats", "io", "mutants"})
+    config.args = [str(folder) for folder in dict.fromkeys(folders)]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Trace no collection, which takes twice as long under a tracer."""
+    with _untraced():
+        _share_compiling(session.config)
+    if _tracer() is not None and not session.config.getoption("numprocesses", 0):
+        _import_format_layer()
+    with _untraced():
+        return (yield)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Trace only the tests that cover the format layer."""
-    tracer = None
-    if "pytest_cov" in sys.modules and item.path.parent.name not in _COVERING:
-        tracer = import_module("coverage").Coverage.current()
-    if tracer is None:
+    with nullcontext() if item.path.parent.name in _COVERING else _untraced():
         return (yield)
-    tracer.stop()
-    try:
-        return (yield)
-    finally:
-        tracer.start()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """Make no items of parameters that are marked ``gpu`` where `-m` leaves those out."""
+    yield
+    if metafunc.config.getoption("markexpr").startswith("not gpu"):
+        calls = metafunc._calls
+        calls[:] = [c for c in calls if all(m.name != "gpu" for m in c.marks)] or calls[:1]
 
 
 def pytest_collection_finish() -> None:

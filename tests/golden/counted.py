@@ -1,9 +1,9 @@
 """Calls of the public API, and the functions of the package that each enters once it is warm.
 
-``python tests/golden/counted.py arrays|cpu|ranks|stand-in|cuda [NAME]`` runs a group of calls, or
-one of them, and writes JSON: the list of ``file:function`` that each enters, in order.  A line for
-each goes to stderr: how many calls, files and changes from file to file.  ``frames(call)`` lists
-those of any call.
+``python tests/golden/counted.py arrays cpu ranks stand-in`` or ``cuda`` runs groups of calls and
+writes JSON: of each group the list of ``file:function`` that each call enters, in order.  A line
+for each goes to stderr: how many calls, files and changes from file to file.  ``frames(call)``
+lists those of any call.
 """
 
 import json
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from importlib import import_module
 from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -160,10 +161,8 @@ def on_a_gpu() -> dict[str, list[str]]:
     return result | counted(calls, sys.modules["torch"].cuda.synchronize)
 
 
-def main(group: str, only: str = "") -> None:
-    """Run the calls of a group and write their frames as JSON."""
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-    import_module("rare_loops").install_if_told()
+def count(group: str) -> dict[str, list[str]]:
+    """Return the frames of each call of a group."""
     if group == "ranks":
         folder = tempfile.TemporaryDirectory()
         os.environ["STORE"] = f"{folder.name}/store"
@@ -178,9 +177,22 @@ def main(group: str, only: str = "") -> None:
         if other == 0:
             os._exit(0)
         os.waitpid(other, 0)
-    result = {name: entered for name, entered in result.items() if only in ("", name)}
-    print(*(summary(*one) for one in result.items()), sep="\n", file=sys.stderr)
-    json.dump(result, sys.stdout, indent=1)
+    return result
+
+
+def main(*groups: str) -> None:
+    """Run the calls of groups, each in a process of its own, and write their frames as JSON."""
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+    import_module("rare_loops").install_if_told()
+    if "cuda" in groups:  # which does not survive a fork
+        results = [*map(count, groups)]
+    else:
+        import_module("torch")  # once for all of them
+        with get_context("fork").Pool(len(groups), maxtasksperchild=1) as pool:
+            results = pool.map(count, groups, chunksize=1)
+    for result in results:
+        print(*(summary(*one) for one in result.items()), sep="\n", file=sys.stderr)
+    json.dump(dict(zip(groups, results, strict=True)), sys.stdout, indent=1)
 
 
 if __name__ == "__main__":
