@@ -20,8 +20,9 @@ from numba.core import event
 
 from ...errors import UnsupportedError
 from ...formats.arrays import Array
+from ...formats.primitives import BLOCK, SHORT
 from .jit import tell
-from .lanes import add_product, greater, lanes, load, product, total, where, width_of
+from .lanes import add_product, greater, lanes, load, product, store, total, where, width_of
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 Int: TypeAlias = Any  #: a whole number in compiled code, of the size that numba gives it
@@ -30,8 +31,6 @@ Int: TypeAlias = Any  #: a whole number in compiled code, of the size that numba
 PIECES_PER_THREAD = 16
 #: Entries between a prefetch and its use: 1.35x over none at 128 features, 5 M entries.
 AHEAD = 16
-#: Entries of a row that are added up one after the other; of a longer one, BLOCK at a time.
-SHORT, BLOCK = 512, 32
 #: Bytes of a tile of features, the last one masked.  512 keep 128 float32 features in registers:
 #: 1.4x over two tiles of 256.
 WIDEST, WIDE, MIDDLE, NARROW = 512, 256, 128, 64
@@ -156,6 +155,27 @@ def rounded(zero: Any, total: Any, lost: Any) -> Any:
     """Return a total with what was lost, which infinities make NaN."""
     endless = greater(product(lost, 0), zero)
     return where(endless, total, add_product(total, 1, lost))
+
+
+@inlined
+def move_block(Y: Array, at: Int, feat: Int, kept: Array, factor: Any, last: bool) -> None:
+    """Move the sums of a block, ``feat`` values of ``Y``, to totals that grew ``factor`` times.
+
+    ``kept`` holds the totals, and what they lost; ``last`` writes all to ``Y`` instead.
+    """
+    zero = lanes(Y, NARROW, 0)
+    for f in range(0, feat, width_of(zero)):
+        count = min(width_of(zero), feat - f)
+        total = product(load(zero, kept, f, count), factor)
+        lost = product(load(zero, kept, feat + f, count), factor)
+        total, lost = plus_block(total, lost, load(zero, Y, at + f, count))
+        if last:
+            store(rounded(zero, total, lost), Y, at + f, count)
+            total, lost = zero, zero
+        else:
+            store(zero, Y, at + f, count)
+        store(total, kept, f, count)
+        store(lost, kept, feat + f, count)
 
 
 @inlined

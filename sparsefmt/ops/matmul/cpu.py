@@ -11,6 +11,8 @@ import numpy as np
 
 from ...formats.arrays import Array
 from ...formats.compressed import COO, CSR
+from ...formats.convert import numbered_csr
+from ...formats.primitives import SHORT
 from ..engine.lanes import (
     add_product,
     divided,
@@ -36,7 +38,7 @@ from ..engine.loops import (
     rows_of,
     writing,
 )
-from ..engine.small import flat, values_of
+from ..engine.small import flat, values_of, wide
 from .cuda import shape_of_heads
 
 
@@ -315,6 +317,12 @@ def spmm_coo(
     out: Array | None = None, **_: Any,
 ) -> Array:  # fmt: skip
     """Compute ``out[i] += r[i] a[e] c[j] x[j]`` for every entry, in their order."""
+    if A.nnz > SHORT and np.bincount(A.row).max() > SHORT:  # sums of blocks need sorted entries
+        weights = np.ones(A.nnz, wide(x).dtype) if values is None else wide(values)
+        for scale, places in ((col_scale, A.col), (row_scale, A.row)):
+            weights = weights if scale is None else weights * wide(scale)[places]
+        B, numbers = numbered_csr(A.with_data(None))
+        return spmm(B, x, weights, numbers, out=out)
     out = np.empty((A.n_rows, x.shape[1]), x.dtype) if out is None else out
     scales = values_of(row_scale, x), values_of(col_scale, x)
     data, threads = values_of(values, x), numba.get_num_threads()
