@@ -26,7 +26,9 @@ from ..engine.lanes import (
 from ..engine.loops import (
     AHEAD,
     NARROW,
+    Inputs,
     Int,
+    Run,
     by_blocks,
     dot,
     inlined,
@@ -57,7 +59,7 @@ def products_at_entries(
 
 
 @by_blocks
-def _power_lanes(zero: Any, first: int, last: int, args: Any) -> Any:
+def _power_lanes(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
     """Write powers of some runs of a row, whose lanes are entries; add them up."""
     scores, out, start, stop, top = args
     low, step, sums = lanes(scores, NARROW, -np.inf), width_of(zero), zero
@@ -88,7 +90,7 @@ def _softmax_one(scores: Array, out: Array, start: Int, stop: Int) -> None:
 
 
 @by_blocks
-def _power_rows(zero: Any, first: int, last: int, args: Any) -> Any:
+def _power_rows(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
     """Write powers of some entries, whose lanes are heads; add them up."""
     scores, out, top, h, heads, count = args
     sums = zero
@@ -129,7 +131,7 @@ def softmax_of_rows(indptr: Array, scores: Array, heads: Int, out: Array, pieces
 
 
 @by_blocks
-def _products(zero: Any, first: int, last: int, args: Any) -> Any:
+def _products(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
     """Add up products of some runs, each ``apart`` values behind the one before it."""
     p, grad, start, stop, apart, most = args
     sums = zero

@@ -176,7 +176,7 @@ def paired(typing: Context, first: Kind, second: Kind) -> Any:
 def halves(typing: Context, run: Kind) -> Any:
     """Return the first and the second half of the lanes."""
     count = run.width // 2
-    kind = types.UniTuple(Lanes(run.scalar, count), 2)
+    kind = types.UniTuple(Lanes(run.scalar, count), 2)  # type: ignore[no-untyped-call]
 
     def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
         places = _places(0, count), _places(count, count)

@@ -31,6 +31,9 @@ from ..engine.loops import (
     AHEAD,
     NARROW,
     WIDE,
+    Inputs,
+    Int,
+    Run,
     by_blocks,
     by_tiles,
     inlined,
@@ -54,7 +57,7 @@ def weight_of(data: Array, scale: Array, e: int, j: np.int64, unit: float) -> An
 
 
 @by_blocks
-def _row_sum(zero: Any, first: int, last: int, args: Any) -> Any:
+def _row_sum(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
     """Compute ``sum of a[e] c[j] X[j, f:f + count]`` over the entries of a block."""
     A, X, col_scale, f, count = args
     indices, data = A
@@ -214,7 +217,7 @@ def spmm_scatter(
 
 
 @by_blocks
-def _share_of_winners(zero: Any, first: int, last: int, args: Any) -> Any:
+def _share_of_winners(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
     """Add up the gradients that row ``j`` of X gets from the entries that won."""
     (indices, perm), data, grad, arg, scales, j, f, count, feat = args
     grad, stride = grad

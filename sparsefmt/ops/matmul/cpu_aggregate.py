@@ -11,6 +11,9 @@ from ..engine.lanes import add_product, lanes, load, prefetch, product, store, t
 from ..engine.loops import (
     AHEAD,
     NARROW,
+    Inputs,
+    Int,
+    Run,
     by_blocks,
     by_tiles,
     dot,
@@ -44,7 +47,7 @@ def aggregate_backward(
 
 
 @by_blocks
-def _block(zero: Any, first: int, last: int, args: Any) -> Any:
+def _block(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
     """Add up the gradient of X for some entries of a column, and write that of their values."""
     (indices, perm), data, row_scale, grad, dA, own, column, f, count = args
     grad, ldg = grad

@@ -9,7 +9,18 @@ from ...formats.arrays import Array
 from ...formats.compressed import CSR
 from ..engine import small
 from ..engine.lanes import add_product, greater, load, prefetch, product, store, where
-from ..engine.loops import AHEAD, by_blocks, by_tiles, inlined, parallel, rows_of, writing
+from ..engine.loops import (
+    AHEAD,
+    Inputs,
+    Int,
+    Run,
+    by_blocks,
+    by_tiles,
+    inlined,
+    parallel,
+    rows_of,
+    writing,
+)
 from .cuda import COMBINATIONS, GRADIENTS, SUMS
 
 _MUL, _ADD, _RELU_ADD, _COPY = SUMS.values()
@@ -18,7 +29,7 @@ _TIMES, _PLUS, _, _OWN = COMBINATIONS.values()
 
 
 @by_blocks
-def _messages(zero: Any, first: int, last: int, args: Any) -> Any:
+def _messages(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
     """Add up the messages of some entries for ``count`` features from ``f`` on."""
     indices, perm, (X, ldx), (E, lde), kind, f, count = args
     sums, end = zero, len(indices) - 1
@@ -69,7 +80,7 @@ def _sums_of_rows(
 
 
 @by_blocks
-def _gradient(zero: Any, first: int, last: int, args: Any) -> Any:
+def _gradient(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
     """Add up the gradient of a column's features, and write that of some of its entries."""
     (indices, perm), scale, (E, lde), (grad, ldg), dE, feat, own, kind, wanted, f, count = args
     sums, end, factor = zero, len(indices) - 1, grad.dtype.type(1)

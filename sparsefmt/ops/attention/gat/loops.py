@@ -28,6 +28,9 @@ from ...engine.loops import (
     AHEAD,
     MIDDLE,
     NARROW,
+    Inputs,
+    Int,
+    Run,
     by_blocks,
     dot,
     inlined,
@@ -40,6 +43,7 @@ from ...engine.structure import transposed
 from ..score import Dropping, Forward, GatArguments, heads_and_feat, shape_of
 from . import small
 from .small import Twin, dropping_of, narrow, rounded, type_of_sums
+from .vectors import scores_of_vectors, through_scores
 
 #: A place or a number of an entry.
 Index: TypeAlias = int | np.signedinteger[Any]
@@ -119,7 +123,7 @@ def _row_scores(
 
 
 @by_blocks
-def _signed_powers(zero: Any, first: int, last: int, args: Any) -> Any:
+def _signed_powers(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
     """Write powers with their signs in place of some runs of scores; add up all and signed ones."""
     weights, signs, size, tops = args
     nothing = lanes(weights, NARROW, -np.inf)
@@ -156,7 +160,7 @@ def _add(sums: tuple[Any, Any], weight: float, run: Any) -> Any:
 
 
 @by_blocks
-def _signed_sums(zero: Any, first: int, last: int, args: Any) -> Any:
+def _signed_sums(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
     """Sum ``X`` over some entries of a row, by their weights' signs."""
     X, ldx, at, row, weights, count = args
     sums = halves(zero)
@@ -271,7 +275,7 @@ def _source_scores(
 
 
 @by_blocks
-def _slopes(zero: Any, first: int, last: int, args: Any) -> Any:
+def _slopes(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
     """Write P with the sign of the score in place of some runs; add up ``leaky'(z) P D``."""
     weights, signs, shares, size = args
     nothing, step, less = lanes(weights, NARROW, -np.inf), width_of(zero), zero
@@ -387,49 +391,6 @@ def edge_gradient(
                     out[e * heads + h] = _score_gradient(
                         z, grad, H, target, source, feat, slope, factor, stats
                     )
-
-
-@parallel
-def scores_of_vectors(
-    H: Array, source: Array, target: Array, heads: int, feat: int, el: Array, er: Array, pieces: int
-) -> None:
-    """Compute ``el = <H, source>`` and ``er = <H, target>`` of each row and head."""
-    for piece in numba.prange(pieces):
-        for item in range(piece * len(el) // pieces, (piece + 1) * len(el) // pieces):
-            h = item % heads
-            el[item] = dot(H, item * feat, source, h * feat, feat)
-            er[item] = dot(H, item * feat, target, h * feat, feat)
-
-
-@parallel
-def through_scores(
-    H: Array, scores: tuple[Array, Array], vectors: tuple[Array, Array], heads: int, feat: int,
-    dH: Array, sums: Array, pieces: int
-) -> None:  # fmt: skip
-    """Add to ``dH`` and ``sums`` what the gradients ``scores`` add through both vectors.
-
-    ``sums`` are the gradients of both vectors over the rows of each piece, 0 before.
-    """
-    d_el, d_er = scores
-    source, target = vectors
-    width = heads * feat
-    n_rows = len(H) // width
-    for piece in numba.prange(pieces):
-        zero = lanes(H, NARROW, 0)
-        wide, of_source, of_target = width_of(zero), 2 * piece * width, (2 * piece + 1) * width
-        for i in range(piece * n_rows // pieces, (piece + 1) * n_rows // pieces):
-            for h in range(heads):
-                left, right = d_el[i * heads + h], d_er[i * heads + h]
-                for f in range(h * feat, (h + 1) * feat, wide):
-                    count = min(wide, (h + 1) * feat - f)
-                    run = load(zero, H, i * width + f, count)
-                    for of, factor in ((of_source, left), (of_target, right)):
-                        sum_ = load(zero, sums, of + f, count)
-                        store(add_product(sum_, factor, run), sums, of + f, count)
-                    added = load(zero, dH, i * width + f, count)
-                    added = add_product(added, left, load(zero, source, f, count))
-                    added = add_product(added, right, load(zero, target, f, count))
-                    store(added, dH, i * width + f, count)
 
 
 # Kernels

@@ -11,6 +11,7 @@ import numpy as np
 
 from ....formats.arrays import Array
 from ....formats.compressed import CSR
+from ....formats.primitives import SHORT
 from ...engine.lanes import (
     add_product,
     exp,
@@ -28,7 +29,6 @@ from ...engine.lanes import (
 from ...engine.loops import (
     MIDDLE,
     NARROW,
-    SHORT,
     dot,
     inlined,
     move_block,
@@ -209,7 +209,7 @@ def forward(
         places, ids = np.empty(ENTRIES, np.int64), np.empty(ENTRIES, np.int64)
         weights = np.empty(ENTRIES, out.dtype)
         tops, sums = np.empty(heads, out.dtype), np.empty(heads, out.dtype)
-        kept, kept_sums = np.zeros(2 * pitch, out.dtype), np.zeros(2 * heads, out.dtype)
+        totals, sum_totals = np.zeros(2 * pitch, out.dtype), np.zeros(2 * heads, out.dtype)
         first, last = rows_of(A.indptr, piece, pieces)
         for i in range(first, last):
             e, stop = np.int64(A.indptr[i]), np.int64(A.indptr[i + 1]) + loops
@@ -231,8 +231,8 @@ def forward(
                     _drop(dropping, ids[:n], h, weights)
                     _add_rows(out, at, before, values, there, pitch, feat, places[:n], weights)
                     if long:
-                        move_block(out, at, feat, kept[2 * there :], before, e == stop)
-                        move_block(sums, h, 1, kept_sums[2 * h :], before, e == stop)
+                        move_block(out, at, feat, totals[2 * there :], before, e == stop)
+                        move_block(sums, h, 1, sum_totals[2 * h :], before, e == stop)
             for h in range(heads):
                 inverse = 1 / sums[h] if some else out.dtype.type(0)
                 factor = dropping.scale * inverse
@@ -282,8 +282,8 @@ def backward(
     for piece in numba.prange(pieces):
         places, ids = np.empty(ENTRIES, np.int64), np.empty(ENTRIES, np.int64)
         weights, grads = np.empty(ENTRIES, dnear.dtype), np.empty(ENTRIES, dnear.dtype)
-        kept, kept_values = np.zeros(2 * pitch, dnear.dtype), np.zeros(2 * pitch, dnear.dtype)
-        kept_att, moved = np.zeros(2 * pitch, dnear.dtype), False
+        totals, value_totals = np.zeros(2 * pitch, dnear.dtype), np.zeros(2 * pitch, dnear.dtype)
+        att_totals, moved = np.zeros(2 * pitch, dnear.dtype), False
         first, last = rows_of(A.indptr, piece, pieces)
         for i in range(first, last):
             e, stop = np.int64(A.indptr[i]), np.int64(A.indptr[i + 1]) + loops
@@ -323,15 +323,17 @@ def backward(
                         )
                     if long:
                         if of_sources:
-                            move_block(dvalues, at, feat, kept_values[2 * there :], unit, e == stop)
-                        move_block(dnear, at, feat, kept[2 * there :], unit, e == stop)
+                            move_block(
+                                dvalues, at, feat, value_totals[2 * there :], unit, e == stop
+                            )
+                        move_block(dnear, at, feat, totals[2 * there :], unit, e == stop)
                         if len(datt):
-                            of_att, moved = kept_att[2 * there :], True
+                            of_att, moved = att_totals[2 * there :], True
                             move_block(datt, piece * pitch + there, feat, of_att, unit, False)
         if moved:
             for h in range(heads):
                 there = h * feat
-                of_att = kept_att[2 * there :]
+                of_att = att_totals[2 * there :]
                 move_block(datt, piece * pitch + there, feat, of_att, unit, True)
 
 
