@@ -184,8 +184,8 @@ def add_product(shape: tuple[int, int], A: tuple[Array, Array, Array], X: Array,
     long row is the sum of those of its blocks.
     """
     indptr, (n_rows, feat) = A[0], (shape[0], X.shape[1])
-    lengths = np.diff(indptr) if len(A[1]) > SHORT else indptr[:0]
-    if lengths.max(initial=0) > SHORT:
+    lengths = indptr[1:] - indptr[:-1]
+    if len(A[1]) > SHORT and lengths.max() > SHORT:
         blocks = np.where(lengths > SHORT, -(-lengths // BLOCK), 1)
         ends = offsets(blocks, indptr.dtype)
         places = np.arange(ends[-1], dtype=indptr.dtype) - np.repeat(ends[:-1], blocks)
