@@ -1,11 +1,12 @@
 """What every operation must satisfy on NumPy and CuPy, once for each row of the table."""
 
+import math
 from dataclasses import replace
 
 import numba
 import numpy as np
 import pytest
-from laws.cases import CASES, NOT_REPEATED, TORCH_ALONE, VARIANTS, K
+from laws.cases import CASES, MASK, NAMED, NOT_REPEATED, TORCH_ALONE, VARIANTS, K
 from laws.checks import (
     LAYOUTS,
     SHORT_ROWS,
@@ -28,7 +29,7 @@ from op_cases import (
     put,
 )
 
-from sparsefmt import ops
+from sparsefmt import CSR, ops
 from sparsefmt.errors import DeviceError, FormatError
 from sparsefmt.ops.engine.call import question
 from sparsefmt.ops.engine.table import find, operations
@@ -136,6 +137,49 @@ def test_rows_or_columns_that_many_blocks_share(xp, case, dtype, of_columns):
     A = case.matrix(dtype, "long")
     A = A.T.asformat(case.format) if of_columns else A
     check(xp, case, A, case.arguments(A, dtype, feat=8))
+
+
+def rows_of_equals(case, count, dtype, feat):
+    """Return a matrix with ``count`` equal entries, all in row 0 and column 1, and arguments."""
+    ptr, indices = np.array([0, count, count], np.int32), np.ones(count, np.int32)
+    data = np.full(count, 0.05, dtype) if case.weighted else None
+    A = CSR(ptr, indices, data, shape=(2, 2)).asformat(case.format)
+    args = case.arguments(A, dtype, feat=feat)
+    for arg in args.values():
+        arrays_of(arg)[-1].fill(dtype(0.05))
+    return A, args
+
+
+@pytest.mark.parametrize("count", [10**6, pytest.param(10**7, marks=pytest.mark.grid)])
+@pytest.mark.parametrize("feat", [4, 6], ids=["small", "compiled"])
+@every_dtype
+@every_function
+def test_long_rows_round_like_short_ones(case, dtype, feat, count):
+    """Errors on the CPU grow as the logarithm of a row's length, and not as its length.
+
+    In the number of equal entries results are ``a + b n``, or ``a / n``.
+    """
+    if case.function is ops.spmm_sampled or "self_loops" in case.options:
+        return  # a sample or a loop more is no such function
+    options = {name: value for name, value in case.options.items() if name not in MASK}
+    case, few, results = replace(case.with_heads((1,)), options=options), 8, []
+    for n in (few, 2 * few):
+        results.append(case.expected(*rows_of_equals(case, n, dtype, feat)))
+    A, args = rows_of_equals(case, count, dtype, feat)
+    for result, (one, bound), (two, _) in zip(case.run(A, args), *results, strict=True):
+        one, bound, two = (a[:2].astype(np.float64) for a in (one, bound, two))
+        exact = one + (two - one) * (count / few - 1)
+        exact = np.where(np.isclose(two, one / 2, rtol=1e-12), one * few / count, exact)
+        sure = abs(one) > bound  # sums of what cancels are not compared
+        error = abs(result[:2].astype(np.float64) - exact)
+        assert (error <= math.log2(count) * np.finfo(dtype).eps * abs(exact))[sure].all()
+
+
+def test_a_row_of_many_ones_is_counted():
+    """Over 2**24 of them float32 has no next number."""
+    A, args = rows_of_equals(NAMED["spmm unweighted"], 2**25, np.float32, 1)
+    assert ops.spmm(A, np.ones_like(args["X"]))[0] == 2**25
+    assert ops.spmm_sampled(A, np.ones_like(args["X"]), width=2**25 - 2)[0] == 2**25 - 2
 
 
 @pytest.mark.covering("layout", "case", one_in=2)

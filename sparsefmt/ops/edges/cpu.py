@@ -23,7 +23,19 @@ from ..engine.lanes import (
     where,
     width_of,
 )
-from ..engine.loops import AHEAD, NARROW, Int, dot, inlined, parallel, rows_of, writing
+from ..engine.loops import (
+    AHEAD,
+    NARROW,
+    Inputs,
+    Int,
+    Run,
+    by_blocks,
+    dot,
+    inlined,
+    parallel,
+    rows_of,
+    writing,
+)
 from ..engine.small import factors_at_entries, flat, packed, wide
 
 
@@ -46,40 +58,58 @@ def products_at_entries(
                     out[e * heads + h] = dot(X, at + h * feat, Y, there + h * feat, feat)
 
 
-@inlined
-def _softmax_one(scores: Array, out: Array, start: Int, stop: Int) -> None:
-    """Compute the softmax of one head: lanes are entries."""
-    zero, low = lanes(scores, NARROW, 0), lanes(scores, NARROW, -np.inf)
-    step, top, sums = width_of(zero), low, zero
-    for e in range(start, stop, step):
-        run = load(low, scores, e, min(step, stop - e))
-        top = where(greater(run, top), run, top)
-    top = lanes_beside(zero, scores, largest(top))
-    for e in range(start, stop, step):
+@by_blocks
+def _power_lanes(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
+    """Write powers of some runs of a row, whose lanes are entries; add them up."""
+    scores, out, start, stop, top = args
+    low, step, sums = lanes(scores, NARROW, -np.inf), width_of(zero), zero
+    for e in range(start + first * step, start + last * step, step):
         count = min(step, stop - e)
         shifted = add_product(load(low, scores, e, count), -1, top)
         powers = exp(shifted)
         store(powers, out, e, count)
         # Lanes beyond the row: -inf less a finite top is 0 after exp, so they add nothing.
         sums = add_product(sums, 1, load(zero, out, e, count))
-    denominator = total(sums)
+    return sums
+
+
+@inlined
+def _softmax_one(scores: Array, out: Array, start: Int, stop: Int) -> None:
+    """Compute the softmax of one head: lanes are entries."""
+    zero, low = lanes(scores, NARROW, 0), lanes(scores, NARROW, -np.inf)
+    step, top = width_of(zero), low
+    for e in range(start, stop, step):
+        run = load(low, scores, e, min(step, stop - e))
+        top = where(greater(run, top), run, top)
+    top = lanes_beside(zero, scores, largest(top))
+    runs = (stop - start + step - 1) // step
+    denominator = total(_power_lanes(zero, 0, runs, (scores, out, start, stop, top)))
     for e in range(start, stop, step):
         count = min(step, stop - e)
         store(divided(load(zero, out, e, count), denominator), out, e, count)
+
+
+@by_blocks
+def _power_rows(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
+    """Write powers of some entries, whose lanes are heads; add them up."""
+    scores, out, top, h, heads, count = args
+    sums = zero
+    for e in range(first, last):
+        powers = exp(add_product(load(zero, scores, e * heads + h, count), -1, top))
+        store(powers, out, e * heads + h, count)
+        sums = add_product(sums, 1, powers)
+    return sums
 
 
 @inlined
 def _softmax_heads(scores: Array, out: Array, start: Int, stop: Int, h: Int, heads: Int) -> None:
     """Compute the softmax of several heads: lanes are heads."""
     zero, low = lanes(scores, NARROW, 0), lanes(scores, NARROW, -np.inf)
-    count, top, sums = min(width_of(zero), heads - h), low, zero
+    count, top = min(width_of(zero), heads - h), low
     for e in range(start, stop):
         run = load(zero, scores, e * heads + h, count)
         top = where(greater(run, top), run, top)
-    for e in range(start, stop):
-        powers = exp(add_product(load(zero, scores, e * heads + h, count), -1, top))
-        store(powers, out, e * heads + h, count)
-        sums = add_product(sums, 1, powers)
+    sums = _power_rows(zero, start, stop, (scores, out, top, h, heads, count))
     for e in range(start, stop):
         at = e * heads + h
         store(divided(load(zero, out, at, count), sums), out, at, count)
@@ -100,13 +130,24 @@ def softmax_of_rows(indptr: Array, scores: Array, heads: Int, out: Array, pieces
                     _softmax_heads(scores, out, start, stop, h, heads)
 
 
+@by_blocks
+def _products(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
+    """Add up products of some runs, each ``apart`` values behind the one before it."""
+    p, grad, start, stop, apart, most = args
+    sums = zero
+    for k in range(first, last):
+        at = start + k * apart
+        count = min(most, stop - at)
+        sums = add_product(sums, load(zero, p, at, count), load(zero, grad, at, count))
+    return sums
+
+
 @inlined
 def _backward_one(p: Array, grad: Array, out: Array, start: Int, stop: Int) -> None:
     zero = lanes(p, NARROW, 0)
-    step, sums = width_of(zero), zero
-    for e in range(start, stop, step):
-        count = min(step, stop - e)
-        sums = add_product(sums, load(zero, p, e, count), load(zero, grad, e, count))
+    step = width_of(zero)
+    runs = (stop - start + step - 1) // step
+    sums = _products(zero, 0, runs, (p, grad, start, stop, step, step))
     mean = lanes_beside(zero, p, total(sums))
     for e in range(start, stop, step):
         count = min(step, stop - e)
@@ -119,10 +160,9 @@ def _backward_heads(
     p: Array, grad: Array, out: Array, start: Int, stop: Int, h: Int, heads: Int
 ) -> None:
     zero = lanes(p, NARROW, 0)
-    count, sums = min(width_of(zero), heads - h), zero
-    for e in range(start, stop):
-        at = e * heads + h
-        sums = add_product(sums, load(zero, p, at, count), load(zero, grad, at, count))
+    count = min(width_of(zero), heads - h)
+    at, end = start * heads + h, stop * heads
+    sums = _products(zero, 0, stop - start, (p, grad, at, end, heads, count))
     for e in range(start, stop):
         at = e * heads + h
         run = add_product(load(zero, grad, at, count), -1, sums)

@@ -162,6 +162,31 @@ def total(typing: Context, run: Kind) -> Any:
 
 
 @operation
+def paired(typing: Context, first: Kind, second: Kind) -> Any:
+    """Return the lanes of both, side by side."""
+    kind = Lanes(first.scalar, 2 * first.width)
+
+    def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
+        return builder.shuffle_vector(*args, _places(0, kind.width))
+
+    return kind(first, second), build
+
+
+@operation
+def halves(typing: Context, run: Kind) -> Any:
+    """Return the first and the second half of the lanes."""
+    count = run.width // 2
+    kind = types.UniTuple(Lanes(run.scalar, count), 2)  # type: ignore[no-untyped-call]
+
+    def build(context: Context, builder: Builder, signature: Signature, args: Values) -> Any:
+        places = _places(0, count), _places(count, count)
+        parts = [builder.shuffle_vector(args[0], args[0], place) for place in places]
+        return context.make_tuple(builder, kind, parts)
+
+    return kind(run), build
+
+
+@operation
 def largest(typing: Context, run: Kind) -> Any:
     """Return the largest of all lanes; NaN only where there is nothing else."""
 
@@ -285,6 +310,11 @@ def splat(builder: Builder, scalar: Any, width: int) -> Any:
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, lane(0))
     places = ir.Constant(ir.VectorType(lane, width), [0] * width)
     return builder.shuffle_vector(first, first, places)
+
+
+def _places(first: int, count: int) -> Any:
+    """Return the numbers of ``count`` lanes from the first on."""
+    return ir.Constant(ir.VectorType(ir.IntType(32), count), list(range(first, first + count)))
 
 
 def _below(builder: Builder, count: Any, width: int) -> Any:

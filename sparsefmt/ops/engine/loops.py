@@ -20,11 +20,15 @@ from numba.core import event
 
 from ...errors import UnsupportedError
 from ...formats.arrays import Array
+from ...formats.primitives import BLOCK, SHORT
 from .jit import tell
-from .lanes import add_product, lanes, load, total, width_of
+from .lanes import add_product, greater, lanes, load, product, store, total, where, width_of
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 Int: TypeAlias = Any  #: a whole number in compiled code, of the size that numba gives it
+
+Run: TypeAlias = Any  #: lanes in compiled code
+Inputs: TypeAlias = Any  #: a tuple of arrays and numbers in compiled code
 
 #: Pieces of work a thread: enough to even out hubs, few enough to cost nothing.
 PIECES_PER_THREAD = 16
@@ -109,6 +113,72 @@ def by_tiles(tile: Any, like: Array, feat: Int, row: tuple[Any, ...], args: Any)
         count = min(width_of(rest), feat - f)
         tile(rest, f, count, row, args)
         f += count
+
+
+@inlined
+def plus_block(total: Run, lost: Run, sums: Run) -> Any:
+    """Add lanes to a total in two parts, the second what rounds off the first (Knuth, Dekker)."""
+    after = add_product(total, 1, sums)
+    share = add_product(after, -1, total)
+    lost = add_product(lost, 1, add_product(total, -1, add_product(after, -1, share)))
+    lost = add_product(lost, 1, add_product(sums, -1, share))
+    result = add_product(after, 1, lost)
+    return result, add_product(lost, -1, add_product(result, -1, after))
+
+
+def by_blocks(add_some: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function that adds up all entries of a row of one that adds up some.
+
+    That one takes lanes of 0, first and last entry, exclusive, and what it reads.  A long row's sum
+    has the error of one block's; a short row is one block.
+    """
+    some: Any = inlined(add_some)
+
+    @inlined
+    def add_up(zero: Run, start: Int, stop: Int, args: Inputs) -> Any:
+        first, last, total, lost = start, stop, zero, zero
+        if stop - start > SHORT:
+            last = start + BLOCK
+        while True:
+            sums = some(zero, first, last, args)
+            if last == stop:
+                break
+            total, lost = plus_block(total, lost, sums)
+            first, last = last, min(last + BLOCK, stop)
+        if first > start:
+            total, lost = plus_block(total, lost, sums)
+            sums = rounded(zero, total, lost)
+        return sums
+
+    return add_up
+
+
+@inlined
+def rounded(zero: Run, total: Run, lost: Run) -> Any:
+    """Return a total with what was lost, which infinities make NaN."""
+    endless = greater(product(lost, 0), zero)
+    return where(endless, total, add_product(total, 1, lost))
+
+
+@inlined
+def move_block(Y: Array, at: Int, feat: Int, totals: Array, factor: float, last: bool) -> None:
+    """Move the sums of a block, ``feat`` values of ``Y``, to totals that grew ``factor`` times.
+
+    ``totals`` holds also what they lost; ``last`` writes all to ``Y`` instead.
+    """
+    zero = lanes(Y, NARROW, 0)
+    for f in range(0, feat, width_of(zero)):
+        count = min(width_of(zero), feat - f)
+        total = product(load(zero, totals, f, count), factor)
+        lost = product(load(zero, totals, feat + f, count), factor)
+        total, lost = plus_block(total, lost, load(zero, Y, at + f, count))
+        if last:
+            store(rounded(zero, total, lost), Y, at + f, count)
+            total, lost = zero, zero
+        else:
+            store(zero, Y, at + f, count)
+        store(total, totals, f, count)
+        store(lost, totals, feat + f, count)
 
 
 @inlined

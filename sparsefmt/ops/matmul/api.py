@@ -124,7 +124,8 @@ def spmm(
 
     Notes
     -----
-    Error bound: ``|Y - Y_exact| <= deg * eps * sum_e |a[e]| |X[j, f]``; with tf32 ``2**-15`` times
+    Error bound: ``|Y - Y_exact| <= deg * eps * sum_e |a[e]| |X[j, f]``, on the CPU that of 512
+    entries for longer rows, too, in sums over rows of all operations; with tf32 ``2**-15`` times
     that sum more, without values and ``c`` ``2**-17``, of features from 2e-33 on; with bf16
     ``2**-8`` times it, and features beyond 3.39e38 become infinite.  GAS and GAR are
     named in fuseGNN (ICCAD'20), section 3; tiles on tensor cores in TC-GNN (ATC'23), section 4.2.

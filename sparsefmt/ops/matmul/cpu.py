@@ -25,7 +25,20 @@ from ..engine.lanes import (
     where,
     width_of,
 )
-from ..engine.loops import AHEAD, NARROW, WIDE, by_tiles, inlined, parallel, rows_of, writing
+from ..engine.loops import (
+    AHEAD,
+    NARROW,
+    WIDE,
+    Inputs,
+    Int,
+    Run,
+    by_blocks,
+    by_tiles,
+    inlined,
+    parallel,
+    rows_of,
+    writing,
+)
 from ..engine.small import flat, values_of
 from .cuda import shape_of_heads
 
@@ -41,16 +54,15 @@ def weight_of(data: Array, scale: Array, e: int, j: np.int64, unit: float) -> An
     return weight
 
 
-@inlined
-def row_sum(
-    zero: Any, A: Array, X: Array, col_scale: Array, span: Array, f: int, count: int
-) -> Any:
-    """Compute ``sum of a[e] c[j] X[j, f:f + count]`` over the entries of a span."""
+@by_blocks
+def _row_sum(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
+    """Compute ``sum of a[e] c[j] X[j, f:f + count]`` over the entries of a block."""
+    A, X, col_scale, f, count = args
     indices, data = A
     X, stride = X
-    sums, last = zero, len(indices) - 1
-    for e in range(*span):
-        ahead = np.int64(indices[min(e + AHEAD, last)])
+    sums, end = zero, np.uint64(len(indices) - 1)
+    for e in range(np.uint64(first), np.uint64(last)):  # which no index counts from the end
+        ahead = np.int64(indices[min(e + np.uint64(AHEAD), end)])
         prefetch(zero, X, ahead * stride + f)
         j = np.int64(indices[e])
         weight = weight_of(data, col_scale, e, j, X.dtype.type(1))
@@ -65,7 +77,7 @@ def sum_tile(zero: Any, f: int, count: int, row: Any, args: Any) -> None:
     A, X, scales, Y, mean = args
     Y, feat = Y
     row_scale, col_scale = scales
-    sums = row_sum(zero, A, X, col_scale, span, f, count)
+    sums = _row_sum(zero, *span, (A, X, col_scale, f, count))
     if span[1] > span[0]:
         if mean:
             sums = divided(sums, span[1] - span[0])
@@ -171,17 +183,14 @@ def spmm_best(
                     f = _best_tile(low, A, X, scales, Y, arg, i, span, f, sign, False)
 
 
-@inlined
-def _arg_tile(zero: Any, f: int, row: Any, args: Any) -> None:
-    """Compute the gradients that row ``j`` of X gets from the entries that won."""
-    j, span = row
-    (indices, perm), data, grad, arg, scales, out = args
+@by_blocks
+def _share_of_winners(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
+    """Add up the gradients that row ``j`` of X gets from the entries that won."""
+    (indices, perm), data, grad, arg, scales, j, f, count, feat = args
     grad, stride = grad
-    out, feat = out
     row_scale, col_scale = scales
-    count = min(width_of(zero), feat - f)
     sums = zero
-    for k in range(*span):
+    for k in range(first, last):
         i, e = np.int64(indices[k]), perm[k]
         weight = weight_of(data, row_scale, e, i, grad.dtype.type(1))
         if len(col_scale):
@@ -189,7 +198,7 @@ def _arg_tile(zero: Any, f: int, row: Any, args: Any) -> None:
         won = equal(load(lanes_beside(zero, arg, 0), arg, i * feat + f, count), e)
         share = product(load(zero, grad, i * stride + f, count), weight)
         sums = add_product(sums, 1, where(won, share, zero))
-    store(sums, out, j * feat + f, count)
+    return sums
 
 
 @parallel
@@ -201,11 +210,13 @@ def arg_dx(
     step = width_of(lanes(grad[0], NARROW, 0))
     for piece in numba.prange(pieces):
         start, stop = rows_of(indptr, piece, pieces)
-        args = T, data, grad, arg, scales, out
+        dx, feat = out
         for j in range(start, stop):
-            row = j, (np.int64(indptr[j]), np.int64(indptr[j + 1]))
-            for f in range(0, out[1], step):
-                _arg_tile(lanes(grad[0], NARROW, 0), f, row, args)
+            span = np.int64(indptr[j]), np.int64(indptr[j + 1])
+            for f in range(0, feat, step):
+                zero, count = lanes(grad[0], NARROW, 0), min(step, feat - f)
+                args = T, data, grad, arg, scales, j, f, count, feat
+                store(_share_of_winners(zero, *span, args), dx, j * feat + f, count)
 
 
 @parallel

@@ -8,7 +8,20 @@ import numpy as np
 from ...formats.arrays import Array
 from ...formats.compressed import CSR
 from ..engine.lanes import add_product, lanes, load, prefetch, product, store, total
-from ..engine.loops import AHEAD, NARROW, by_tiles, dot, inlined, parallel, rows_of, writing
+from ..engine.loops import (
+    AHEAD,
+    NARROW,
+    Inputs,
+    Int,
+    Run,
+    by_blocks,
+    by_tiles,
+    dot,
+    inlined,
+    parallel,
+    rows_of,
+    writing,
+)
 from ..engine.small import flat, values_of
 
 
@@ -33,21 +46,15 @@ def aggregate_backward(
     return dx, da
 
 
-@inlined
-def _tile(zero: Any, f: int, count: int, row: Any, args: Any) -> None:
-    """Compute both gradients of column ``j`` for ``count`` features from ``f`` on."""
-    j, span = row
-    T, values, X, grad, out, dA = args
-    indices, perm = T
-    data, row_scale, col_scale, self_weight = values
-    X, ldx = X
+@by_blocks
+def _block(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
+    """Add up the gradient of X for some entries of a column, and write that of their values."""
+    (indices, perm), data, row_scale, grad, dA, own, column, f, count = args
     grad, ldg = grad
-    out, feat = out
-    line, unit = lanes(dA, NARROW, 0), X.dtype.type(1)
-    own, sums, last = load(zero, X, j * ldx + f, count), zero, len(indices) - 1
-    column = col_scale[j] if len(col_scale) else unit
-    for k in range(*span):
-        ahead = min(k + AHEAD, last)
+    line, unit = lanes(dA, NARROW, 0), grad.dtype.type(1)
+    sums, end = zero, len(indices) - 1
+    for k in range(first, last):
+        ahead = min(k + AHEAD, end)
         prefetch(zero, grad, np.int64(indices[ahead]) * ldg + f)
         e = np.int64(k)
         if len(perm):
@@ -60,10 +67,23 @@ def _tile(zero: Any, f: int, count: int, row: Any, args: Any) -> None:
         sums = add_product(sums, weight, row)
         dot = total(product(own, row)) * (factor * column)
         dA[e] = dot if f == 0 else dA[e] + dot
+    return sums
+
+
+@inlined
+def _tile(zero: Any, f: int, count: int, row: Any, args: Any) -> None:
+    """Compute both gradients of column ``j`` for ``count`` features from ``f`` on."""
+    j, span = row
+    T, values, X, grad, out, dA = args
+    data, row_scale, col_scale, self_weight = values
+    out, feat = out
+    own = load(zero, X[0], j * X[1] + f, count)
+    column = col_scale[j] if len(col_scale) else X[0].dtype.type(1)
+    sums = _block(zero, *span, (T, data, row_scale, grad, dA, own, column, f, count))
     if len(col_scale):
         sums = product(sums, column)
     if len(self_weight):
-        sums = add_product(sums, self_weight[j], load(zero, grad, j * ldg + f, count))
+        sums = add_product(sums, self_weight[j], load(zero, grad[0], j * grad[1] + f, count))
     store(sums, out, j * feat + f, count)
 
 

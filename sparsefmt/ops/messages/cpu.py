@@ -9,7 +9,18 @@ from ...formats.arrays import Array
 from ...formats.compressed import CSR
 from ..engine import small
 from ..engine.lanes import add_product, greater, load, prefetch, product, store, where
-from ..engine.loops import AHEAD, by_tiles, inlined, parallel, rows_of, writing
+from ..engine.loops import (
+    AHEAD,
+    Inputs,
+    Int,
+    Run,
+    by_blocks,
+    by_tiles,
+    inlined,
+    parallel,
+    rows_of,
+    writing,
+)
 from .cuda import COMBINATIONS, GRADIENTS, SUMS
 
 _MUL, _ADD, _RELU_ADD, _COPY = SUMS.values()
@@ -17,17 +28,13 @@ _MUL_GRAD, _ADD_GRAD, _RELU_GRAD = GRADIENTS.values()
 _TIMES, _PLUS, _, _OWN = COMBINATIONS.values()
 
 
-@inlined
-def _sum(zero: Any, f: int, count: int, row: Any, args: Any) -> None:
-    """Add up the messages of row ``i`` for ``count`` features from ``f`` on."""
-    i, start, stop, kind, factor = row
-    indices, perm, X, E, out = args
-    X, ldx = X
-    E, lde = E
-    out, feat = out
-    sums, last = zero, len(indices) - 1
-    for k in range(start, stop):
-        ahead, e = min(k + AHEAD, last), np.int64(k)
+@by_blocks
+def _messages(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
+    """Add up the messages of some entries for ``count`` features from ``f`` on."""
+    indices, perm, (X, ldx), (E, lde), kind, f, count = args
+    sums, end = zero, len(indices) - 1
+    for k in range(first, last):
+        ahead, e = min(k + AHEAD, end), np.int64(k)
         if len(perm):
             e = np.int64(perm[k])
             prefetch(zero, E, np.int64(perm[ahead]) * lde + f)
@@ -44,6 +51,16 @@ def _sum(zero: Any, f: int, count: int, row: Any, args: Any) -> None:
             if kind == _RELU_ADD:
                 message = where(greater(message, zero), message, zero)
             sums = add_product(sums, 1, message)
+    return sums
+
+
+@inlined
+def _sum(zero: Any, f: int, count: int, row: Any, args: Any) -> None:
+    """Add up the messages of row ``i`` for ``count`` features from ``f`` on."""
+    i, start, stop, kind, factor = row
+    indices, perm, X, E, out = args
+    out, feat = out
+    sums = _messages(zero, start, stop, (indices, perm, X, E, kind, f, count))
     store(product(sums, factor), out, i * feat + f, count)
 
 
@@ -62,20 +79,13 @@ def _sums_of_rows(
             by_tiles(_sum, E[0], out[1], (i, start, stop, kind, factor), args)
 
 
-@inlined
-def _gradients(zero: Any, f: int, count: int, row: Any, args: Any) -> None:
-    """Compute both gradients of column ``j`` for ``count`` features from ``f`` on."""
-    j, start, stop, kind, wanted = row
-    T, scale, X, E, grad, dX, dE = args
-    indices, perm = T
-    X, ldx = X
-    E, lde = E
-    grad, ldg = grad
-    dX, feat = dX
-    sums, last, factor = zero, len(indices) - 1, grad.dtype.type(1)
-    own = zero if kind == _ADD_GRAD else load(zero, X, j * ldx + f, count)
-    for k in range(start, stop):
-        ahead, e = min(k + AHEAD, last), np.int64(k)
+@by_blocks
+def _gradient(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
+    """Add up the gradient of a column's features, and write that of some of its entries."""
+    (indices, perm), scale, (E, lde), (grad, ldg), dE, feat, own, kind, wanted, f, count = args
+    sums, end, factor = zero, len(indices) - 1, grad.dtype.type(1)
+    for k in range(first, last):
+        ahead, e = min(k + AHEAD, end), np.int64(k)
         prefetch(zero, grad, np.int64(indices[ahead]) * ldg + f)
         if len(perm):
             e = np.int64(perm[k])
@@ -97,7 +107,19 @@ def _gradients(zero: Any, f: int, count: int, row: Any, args: Any) -> None:
         sums = add_product(sums, 1, message)
         if wanted:
             store(result, dE, e * feat + f, count)
-    store(sums, dX, j * feat + f, count)
+    return sums
+
+
+@inlined
+def _gradients(zero: Any, f: int, count: int, row: Any, args: Any) -> None:
+    """Compute both gradients of column ``j`` for ``count`` features from ``f`` on."""
+    j, start, stop, kind, wanted = row
+    T, scale, X, E, grad, dX, dE = args
+    X, ldx = X
+    dX, feat = dX
+    own = zero if kind == _ADD_GRAD else load(zero, X, j * ldx + f, count)
+    more = T, scale, E, grad, dE, feat, own, kind, wanted, f, count
+    store(_gradient(zero, start, stop, more), dX, j * feat + f, count)
 
 
 @parallel

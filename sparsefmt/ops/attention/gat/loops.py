@@ -13,26 +13,42 @@ from ....formats.compressed import CSR
 from ...engine.lanes import (
     add_product,
     exp,
+    halves,
     lanes,
     lanes_beside,
     load,
+    paired,
     prefetch,
     product,
     store,
     total,
     width_of,
 )
-from ...engine.loops import AHEAD, MIDDLE, NARROW, dot, inlined, parallel, rows_of, writing
+from ...engine.loops import (
+    AHEAD,
+    MIDDLE,
+    NARROW,
+    Inputs,
+    Int,
+    Run,
+    by_blocks,
+    dot,
+    inlined,
+    parallel,
+    rows_of,
+    writing,
+)
 from ...engine.small import packed, wide
 from ...engine.structure import transposed
 from ..score import Dropping, Forward, GatArguments, heads_and_feat, shape_of
 from . import small
 from .small import Twin, dropping_of, narrow, rounded, type_of_sums
+from .vectors import scores_of_vectors, through_scores
 
 #: A place or a number of an entry.
 Index: TypeAlias = int | np.signedinteger[Any]
-#: Rows of a share of the sums of vectors' gradients, at least, and shares at most.
-_ROWS, _MOST_SHARES = 1024, 64
+#: Rows of a share of the sums of vectors' gradients.
+_ROWS = 1024
 
 
 class Rows(NamedTuple):
@@ -106,20 +122,31 @@ def _row_scores(
     return size, top
 
 
+@by_blocks
+def _signed_powers(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
+    """Write powers with their signs in place of some runs of scores; add up all and signed ones."""
+    weights, signs, size, tops = args
+    nothing = lanes(weights, NARROW, -np.inf)
+    step, (sums, positive) = width_of(nothing), halves(zero)
+    none = sums
+    for k in range(first * step, last * step, step):
+        count = min(step, size - k)
+        powers = exp(add_product(load(nothing, weights, k, count), -1, tops))
+        sign = load(none, signs, k, count)
+        store(product(powers, sign), weights, k, count)
+        signed = load(none, weights, k, count)
+        sums = add_product(sums, sign, signed)
+        positive = add_product(positive, 1, signed)
+    return paired(sums, positive)
+
+
 @inlined
 def _powers(weights: Array, signs: Array, size: int, top: float) -> Any:
     """Compute ``exp(s - top)`` with the sign of s, in place; return sums of all and positive."""
     zero = lanes(weights, NARROW, 0)
-    step, nothing = width_of(zero), lanes(weights, NARROW, -np.inf)
-    tops, sums, positive = lanes_beside(zero, weights, top), zero, zero
-    for k in range(0, size, step):
-        count = min(step, size - k)
-        powers = exp(add_product(load(nothing, weights, k, count), -1, tops))
-        sign = load(zero, signs, k, count)
-        store(product(powers, sign), weights, k, count)
-        signed = load(zero, weights, k, count)
-        sums = add_product(sums, sign, signed)
-        positive = add_product(positive, 1, signed)
+    runs, tops = (size + width_of(zero) - 1) // width_of(zero), lanes_beside(zero, weights, top)
+    both = _signed_powers(paired(zero, zero), 0, runs, (weights, signs, size, tops))
+    sums, positive = halves(both)
     denominator = total(sums)
     # What is left of the signed sum: positive less negative.
     return denominator, (denominator + total(positive)) / 2
@@ -132,13 +159,22 @@ def _add(sums: tuple[Any, Any], weight: float, run: Any) -> Any:
     return add_product(plus, max(weight, 0), run), add_product(minus, max(-weight, 0), run)
 
 
+@by_blocks
+def _signed_sums(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
+    """Sum ``X`` over some entries of a row, by their weights' signs."""
+    X, ldx, at, row, weights, count = args
+    sums = halves(zero)
+    none = sums[0]
+    for k in range(first, last):
+        sums = _add(sums, weights[k], load(none, X, np.int64(row[k]) * ldx + at, count))
+    return paired(*sums)
+
+
 @inlined
 def _sums(X: Array, ldx: int, at: Index, row: Array, own: int, weights: Array, count: int) -> Any:
     """Sum ``X`` over a row's entries, by their weights' signs; ``own`` is the loop's, or -1."""
-    zero = lanes(X, MIDDLE, 0)
-    sums = zero, zero
-    for k in range(len(row)):
-        sums = _add(sums, weights[k], load(zero, X, np.int64(row[k]) * ldx + at, count))
+    zero, args = lanes(X, MIDDLE, 0), (X, ldx, at, row, weights, count)
+    sums = halves(_signed_sums(paired(zero, zero), 0, len(row), args))
     if own >= 0:
         sums = _add(sums, weights[len(row)], load(zero, X, own * ldx + at, count))
     return sums
@@ -238,18 +274,25 @@ def _source_scores(
     return size
 
 
-@inlined
-def _source_weights(work: tuple[Array, Array, Array], size: int) -> Any:
-    """Write P with the sign of the score in place of the score; return ``sum of leaky'(z) P D``."""
-    weights, signs, shares = work
-    zero, nothing = lanes(weights, NARROW, 0), lanes(weights, NARROW, -np.inf)
-    step, less = width_of(zero), zero
-    for k in range(0, size, step):
+@by_blocks
+def _slopes(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
+    """Write P with the sign of the score in place of some runs; add up ``leaky'(z) P D``."""
+    weights, signs, shares, size = args
+    nothing, step, less = lanes(weights, NARROW, -np.inf), width_of(zero), zero
+    for k in range(first * step, last * step, step):
         count = min(step, size - k)
         powers = exp(load(nothing, weights, k, count))
         less = add_product(less, powers, load(zero, shares, k, count))
         store(product(powers, load(zero, signs, k, count)), weights, k, count)
-    return total(less)
+    return less
+
+
+@inlined
+def _source_weights(work: tuple[Array, Array, Array], size: int) -> Any:
+    """Write P with the sign of the score in place of the score; return ``sum of leaky'(z) P D``."""
+    zero = lanes(work[0], NARROW, 0)
+    runs = (size + width_of(zero) - 1) // width_of(zero)
+    return total(_slopes(zero, 0, runs, (*work, size)))
 
 
 @parallel
@@ -350,49 +393,6 @@ def edge_gradient(
                     )
 
 
-@parallel
-def scores_of_vectors(
-    H: Array, source: Array, target: Array, heads: int, feat: int, el: Array, er: Array, pieces: int
-) -> None:
-    """Compute ``el = <H, source>`` and ``er = <H, target>`` of each row and head."""
-    for piece in numba.prange(pieces):
-        for item in range(piece * len(el) // pieces, (piece + 1) * len(el) // pieces):
-            h = item % heads
-            el[item] = dot(H, item * feat, source, h * feat, feat)
-            er[item] = dot(H, item * feat, target, h * feat, feat)
-
-
-@parallel
-def through_scores(
-    H: Array, scores: tuple[Array, Array], vectors: tuple[Array, Array], heads: int, feat: int,
-    dH: Array, sums: Array, pieces: int
-) -> None:  # fmt: skip
-    """Add to ``dH`` and ``sums`` what the gradients ``scores`` add through both vectors.
-
-    ``sums`` are the gradients of both vectors over the rows of each piece, 0 before.
-    """
-    d_el, d_er = scores
-    source, target = vectors
-    width = heads * feat
-    n_rows = len(H) // width
-    for piece in numba.prange(pieces):
-        zero = lanes(H, NARROW, 0)
-        wide, of_source, of_target = width_of(zero), 2 * piece * width, (2 * piece + 1) * width
-        for i in range(piece * n_rows // pieces, (piece + 1) * n_rows // pieces):
-            for h in range(heads):
-                left, right = d_el[i * heads + h], d_er[i * heads + h]
-                for f in range(h * feat, (h + 1) * feat, wide):
-                    count = min(wide, (h + 1) * feat - f)
-                    run = load(zero, H, i * width + f, count)
-                    for of, factor in ((of_source, left), (of_target, right)):
-                        sum_ = load(zero, sums, of + f, count)
-                        store(add_product(sum_, factor, run), sums, of + f, count)
-                    added = load(zero, dH, i * width + f, count)
-                    added = add_product(added, left, load(zero, source, f, count))
-                    added = add_product(added, right, load(zero, target, f, count))
-                    store(added, dH, i * width + f, count)
-
-
 # Kernels
 
 
@@ -462,13 +462,14 @@ def _through_scores(
 ) -> tuple[Array, Array]:
     """Add to ``dh`` what scores add to it; compute the gradients of both vectors."""
     scores, vectors = (packed(d_el), packed(d_er)), (packed(source), packed(target))
-    shares = min(-(-len(h) // _ROWS), _MOST_SHARES)  # whatever the number of threads
+    shares = -(-len(h) // _ROWS)  # whatever the number of threads
     sums, result = np.zeros((shares, 2, *source.shape), d_el.dtype), packed(dh)
     if h.size:
         of_rows = *heads_and_feat(h), result, sums.reshape(-1), shares
         with writing(dh):
             through_scores(packed(h), scores, vectors, *of_rows)
-    return rounded(result.reshape(h.shape), h), sums.sum(0)
+    of_vectors = sums.sum(0, dtype=np.float64).astype(sums.dtype)
+    return rounded(result.reshape(h.shape), h), of_vectors
 
 
 def _case_of(A: CSR, args: GatArguments) -> tuple[Scores, Sizes, Dropping]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ....formats.arrays import Array
 from ....formats.compressed import CSR
+from ....formats.primitives import SHORT
 from ...engine.lanes import (
     add_product,
     exp,
@@ -25,7 +26,16 @@ from ...engine.lanes import (
     where,
     width_of,
 )
-from ...engine.loops import MIDDLE, NARROW, dot, inlined, parallel, rows_of, writing
+from ...engine.loops import (
+    MIDDLE,
+    NARROW,
+    dot,
+    inlined,
+    move_block,
+    parallel,
+    rows_of,
+    writing,
+)
 from ...engine.small import packed, values_of
 from ...engine.structure import transposed
 from ..gat.loops import Index, Rows, stays
@@ -199,10 +209,11 @@ def forward(
         places, ids = np.empty(ENTRIES, np.int64), np.empty(ENTRIES, np.int64)
         weights = np.empty(ENTRIES, out.dtype)
         tops, sums = np.empty(heads, out.dtype), np.empty(heads, out.dtype)
+        totals, sum_totals = np.zeros(2 * pitch, out.dtype), np.zeros(2 * heads, out.dtype)
         first, last = rows_of(A.indptr, piece, pieces)
         for i in range(first, last):
             e, stop = np.int64(A.indptr[i]), np.int64(A.indptr[i + 1]) + loops
-            some = e < stop
+            some, long = e < stop, stop - e > SHORT
             tops[:], sums[:], out[i * pitch : (i + 1) * pitch] = low, 0, 0
             while e < stop:
                 e, n = _gather(A, (keys, values), pitch, i, e, loops, places, ids)
@@ -219,6 +230,9 @@ def forward(
                     tops[h] = top
                     _drop(dropping, ids[:n], h, weights)
                     _add_rows(out, at, before, values, there, pitch, feat, places[:n], weights)
+                    if long:
+                        move_block(out, at, feat, totals[2 * there :], before, e == stop)
+                        move_block(sums, h, 1, sum_totals[2 * h :], before, e == stop)
             for h in range(heads):
                 inverse = 1 / sums[h] if some else out.dtype.type(0)
                 factor = dropping.scale * inverse
@@ -268,9 +282,12 @@ def backward(
     for piece in numba.prange(pieces):
         places, ids = np.empty(ENTRIES, np.int64), np.empty(ENTRIES, np.int64)
         weights, grads = np.empty(ENTRIES, dnear.dtype), np.empty(ENTRIES, dnear.dtype)
+        totals, value_totals = np.zeros(2 * pitch, dnear.dtype), np.zeros(2 * pitch, dnear.dtype)
+        att_totals, moved = np.zeros(2 * pitch, dnear.dtype), False
         first, last = rows_of(A.indptr, piece, pieces)
         for i in range(first, last):
             e, stop = np.int64(A.indptr[i]), np.int64(A.indptr[i + 1]) + loops
+            long = stop - e > SHORT
             dnear[i * pitch : (i + 1) * pitch] = 0
             if of_sources:
                 dvalues[i * pitch : (i + 1) * pitch] = 0
@@ -304,6 +321,20 @@ def backward(
                         _add_rows(
                             dnear, at, unit, far.scored, there, pitch, feat, places[:n], grads
                         )
+                    if long:
+                        if of_sources:
+                            move_block(
+                                dvalues, at, feat, value_totals[2 * there :], unit, e == stop
+                            )
+                        move_block(dnear, at, feat, totals[2 * there :], unit, e == stop)
+                        if len(datt):
+                            of_att, moved = att_totals[2 * there :], True
+                            move_block(datt, piece * pitch + there, feat, of_att, unit, False)
+        if moved:
+            for h in range(heads):
+                there = h * feat
+                of_att = att_totals[2 * there :]
+                move_block(datt, piece * pitch + there, feat, of_att, unit, True)
 
 
 def _inputs_of(
