@@ -40,7 +40,7 @@ def test_a_tensor_may_be_given_twice(device, reduce):
             y = y + maxk_aggregate(graph, x, 3, reduce=reduce, row_scale=s, col_scale=s)
         return y + spmm(graph, x, sddmm(graph, x, x))
 
-    x, s = torch.randn(9, 4, device=device), torch.randn(9, device=device)
+    x, s = (torch.randn(shape, device=device, dtype=torch.float64) for shape in ((9, 4), 9))
     compiled = torch.compile(closure, fullgraph=True, backend="aot_eager")
     assert_same(gradients(compiled, x, s), gradients(closure, x, s))
 

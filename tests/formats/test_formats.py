@@ -398,7 +398,7 @@ def test_lists_come_in_also_empty_ones(xp):
     assert same(A.toarray(), EXPECTED)
     assert CSR((0, 1), range(1), shape=(1, 1)).nnz == 1
     assert COO([0], [0], shape=(np.int8(1), np.uint64(1))).shape == (1, 1)
-    assert type(COO([0], [0], shape=(True, np.int8(1))).shape[0]) is int
+    assert type(COO([0], [0], shape=(np.int8(1), 1)).shape[0]) is int
     A = COO([], [], [], shape=(2, 2))
     assert (A.nnz, A.dtype, A.index_dtype) == (0, np.float64, np.int64)
     assert A.with_data([]).dtype == np.float64

@@ -32,7 +32,7 @@ LIMITS: dict[tuple[str, str], tuple[int, int | None]] = {
     ("gpu", "spmm, edge_weight, backward"): (31, 30),
     ("gpu", "GCNConv"): (29, 36),
     ("gpu", "GCNConv, backward"): (14, 22),
-    ("gpu", "GCNConv, edge_weight"): (43, 60),
+    ("gpu", "GCNConv, edge_weight"): (45, 60),
     ("gpu", "GCNConv, edge_weight, backward"): (14, None),
     ("gpu", "GATConv"): (41, 38),
     ("gpu", "GATConv, backward"): (23, 22),

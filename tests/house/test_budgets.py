@@ -10,36 +10,36 @@ from test_architecture import FUNCTION, KERNELS, PACKAGE, SOURCES, imports, modu
 #: Most lines of Python and CUDA C++ directly in each folder.  To raise one takes a paragraph in
 #: docs/decisions that says what the lines buy.
 BUDGETS = {
-    ".": 1660,
+    ".": 1670,
     "autograd": 2670,
     "autograd/engine": 1145,
-    "autograd/tensors": 1810,
+    "autograd/tensors": 1820,
     "cli": 1360,
     "distributed": 1490,
-    "distributed/job": 900,
-    "distributed/parts": 970,
-    "formats": 3230,
+    "distributed/job": 950,
+    "distributed/parts": 990,
+    "formats": 3300,
     "graph": 1080,
     "interop": 1280,
-    "io": 2140,
-    "model": 3390,
-    "nn": 3780,
+    "io": 2310,
+    "model": 3400,
+    "nn": 3790,
     "ops": 60,
     "ops/attention": 1290,
-    "ops/attention/gat": 1950,
-    "ops/attention/pairwise": 1445,
-    "ops/cbsr": 2630,
-    "ops/edges": 1225,
-    "ops/engine": 3920,
+    "ops/attention/gat": 2010,
+    "ops/attention/pairwise": 1480,
+    "ops/cbsr": 2650,
+    "ops/edges": 1270,
+    "ops/engine": 4030,
     "ops/gcn": 820,
     "ops/matmul": 2690,
-    "ops/messages": 930,
+    "ops/messages": 960,
     "ops/sampling": 1610,
     "ops/tiles": 2480,
     "plan": 1710,
-    "testing": 890,
+    "testing": 900,
 }
-MAX_TOTAL = 50400
+MAX_TOTAL = 51020
 MAX_FILES = 14  #: of a folder
 MAX_ANY = 0.05  #: share of parameters typed ``Any``
 
