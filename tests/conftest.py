@@ -170,11 +170,10 @@ def _share_compiling(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Trace no collection, which takes twice as long under a tracer."""
-    with _untraced():
-        _share_compiling(session.config)
     if _tracer() is not None and not session.config.getoption("numprocesses", 0):
         _import_format_layer()
     with _untraced():
+        _share_compiling(session.config)
         return (yield)
 
 
