@@ -176,4 +176,5 @@ class Everything(Matrix):
             known = laid.copy() if min(laid.strides, default=0) < 0 else laid
             args[name] = torch.as_tensor(known, device=self.device)
             args[name].requires_grad_(name not in call.constants)
-        check_step(call, graph, args, terms=graph.nnz + feat)
+        loops = graph.n_rows if call.options.get("self_loops") else 0
+        check_step(call, graph, args, terms=graph.nnz + loops + feat)
