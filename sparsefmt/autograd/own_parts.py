@@ -198,7 +198,7 @@ def with_own(
         if not scale.requires_grad:
             without = (scale[:, None] == 0) | (False if without is None else without)
         own = own if without is None else own.masked_fill(without, 0)
-        with torch.autocast(tensors.kind, enabled=False):  # which takes no two bytes but its own
+        with torch.autocast(tensors.kind, enabled=False):  # takes no 2-byte floats but its own
             y = torch.addcmul(y, scale[:, None], own)
     return y if bias is None else y + bias
 

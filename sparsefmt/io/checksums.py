@@ -23,7 +23,7 @@ def checksum(facts: Mapping[str, Any], default: Callable[[Any], Any] | None = No
     return zlib.crc32(json.dumps(rest, default=default).encode())
 
 
-def check_sum(
+def verify(
     path: Path,
     facts: Mapping[str, Any],
     mend: str,

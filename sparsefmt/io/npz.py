@@ -318,7 +318,7 @@ def _versioned_header(archive: _Archive) -> dict[str, Any]:
             f'member "sparsefmt" is {str(header)[:80]}: it must give version {VERSION}, '
             f"a format among {', '.join(_FORMATS)}, and the dtype of the values.",
         )
-    checksums.check_sum(archive.path, header | _sums(archive.zip), _MEND)
+    checksums.verify(archive.path, header | _sums(archive.zip), _MEND)
     return dict(header)
 
 

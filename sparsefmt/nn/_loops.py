@@ -265,7 +265,7 @@ def hop(
         scales: dict[str, Any] = {"row_scale": scale, "col_scale": scale}
         return lambda x, bias: plus(spmm(graph, x, edge_weight, **scales), bias)
     args: dict[str, Any] = {}
-    if loop.requires_grad and not to_all:  # a gradient of 0 times infinity is none
+    if loop.requires_grad and not to_all:  # 0 times an infinite feature is NaN
         args["without"] = lone_loops(tensors)
     if isinstance(graph, Shared):
         own, args["edge_weight"] = loop[:, None], edge_weight

@@ -407,7 +407,7 @@ def _sample_width(name: str, width: int | None, k: int | None) -> int | None:
 
 
 def joined(*parts: Tensor) -> Tensor:
-    """Join tensors by rows; autocast could not, where they have the two bytes that it has not."""
+    """Join tensors by rows, of any dtype: autocast takes no 2-byte floats but its own."""
     with torch.autocast(parts[0].device.type, enabled=False):
         return torch.cat(parts)
 

@@ -149,7 +149,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, facts: Mapping[str, Any]) -
     if state["epoch"] < 0:
         raise fault(source, f"its epoch is {state['epoch']} but none is below 0: {_MEND}.")
     with decoding(source, "it is damaged", _MEND):
-        checksums.check_sum(source, state, _MEND, default=_sum)
+        checksums.verify(source, state, _MEND, default=_sum)
         for name, value in facts.items():
             there = state["facts"].get(name)
             if there != value:

@@ -149,7 +149,7 @@ def read_partition(folder: str | os.PathLike[str]) -> Partition:
         raise UnsupportedError(
             f"{path}: format {version}, and this sparsefmt knows {FORMAT}: update sparsefmt."
         )
-    checksums.check_sum(path, facts, _MEND, needed=version == FORMAT)
+    checksums.verify(path, facts, _MEND, needed=version == FORMAT)
     try:
         return _checked(home, facts)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
