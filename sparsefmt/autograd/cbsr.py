@@ -7,18 +7,19 @@ times.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn.functional import dropout as drop
 
 from ..errors import ShapeError
 from ..ops.cbsr.api import REDUCTIONS
 from ..ops.engine.bind import word
 from ..ops.engine.call import call
 from .engine import checks as _check
-from .engine.library import LibraryOp, direct
+from .engine.library import LibraryOp, direct, narrowed
 from .engine.recording import apart, recorded, taped
 from .matmul import Factors, csr_operands, factor_gradients, restored, scaled
 from .tensors.prepare import GraphLike, tensors_of
@@ -32,6 +33,26 @@ SPGEMM = LibraryOp("spgemm")
 SSPMM = LibraryOp("sspmm")
 SSPMM_OUTER = LibraryOp("sspmm_outer")
 SDDMM_CBSR = LibraryOp("sddmm_cbsr")
+
+
+class Kept(NamedTuple):
+    """The ``k`` largest features of each row: columns and values, (n, k), of ``feat`` columns."""
+
+    columns: Tensor
+    data: Tensor
+    feat: int
+
+    def dense(self) -> Tensor:
+        """Return them as (n, feat), 0 elsewhere."""
+        return to_dense(self.columns, self.data, self.feat)
+
+
+def keep_largest(x: Tensor, k: int, dropout: float = 0.0) -> Kept:
+    """Keep the ``k`` largest features of each row; set a share of what is kept to 0."""
+    _check.tensor("x", x)
+    x = narrowed(x.device.type, x)[0]
+    columns, data = choose_features(x, _check.checked_k(k, x.shape[1]))
+    return Kept(columns, drop(data, dropout) if dropout else data, x.shape[1])
 
 
 def maxk(x: Tensor, k: int) -> Tensor:
@@ -77,8 +98,8 @@ def maxk(x: Tensor, k: int) -> Tensor:
 
 def maxk_aggregate(
     graph: GraphLike,
-    x: Tensor,
-    k: int,
+    x: Tensor | Kept,
+    k: int | None,
     edge_weight: Tensor | None = None,
     *,
     reduce: str = "sum",
@@ -125,9 +146,13 @@ def maxk_aggregate(
     if isinstance(graph, Shared) and graph.complete is None:
         scales = {"row_scale": row_scale, "col_scale": col_scale}
         return graph.maxk_aggregate(x, k, edge_weight, reduce=reduce, **scales)
-    tensors = tensors_of(graph, x)
-    x, *factors = csr_operands(tensors, x, edge_weight, row_scale, col_scale)
-    return maxk_spgemm(tensors, x, _check.checked_k(k, x.shape[1]), reduce, *factors)
+    of_vertices = x.data if isinstance(x, Kept) else x
+    tensors = tensors_of(graph, of_vertices)
+    data, *factors = csr_operands(tensors, of_vertices, edge_weight, row_scale, col_scale)
+    if isinstance(x, Kept):
+        return spgemm(tensors, x.columns, data, x.feat, *factors, reduce=reduce)
+    k = _check.checked_k(cast(int, k), data.shape[1])
+    return maxk_spgemm(tensors, data, k, reduce, *factors)
 
 
 def features_to_keep(k: int, feat: int | None = None) -> int:

@@ -6,14 +6,14 @@ bias are one node and one launch where the factors are constants, and else three
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from ..ops.engine.bind import bind
-from .cbsr import choose_features, spgemm, to_dense
+from .cbsr import Kept, keep_largest, spgemm
 from .engine import checks
 from .engine.memory import sums_dtype
 from .engine.recording import Ctx, recorded, taped
@@ -26,7 +26,7 @@ from .tensors.tensors import GraphTensors
 
 def aggregate_with_own(
     graph: GraphLike,
-    x: Tensor,
+    x: Tensor | Kept,
     own: Tensor,
     edge_weight: Tensor | None = None,
     *,
@@ -71,21 +71,21 @@ def aggregate_with_own(
     is saved for backward where ``k`` is given.  ``nn.GCNConv`` adds loops this way, and
     ``nn.GINConv`` its ``1 + eps``.
     """
+    scales = {"row_scale": row_scale, "col_scale": col_scale}
     if isinstance(graph, Shared) and graph.complete is None:
-        options = {"without": without, "row_scale": row_scale, "col_scale": col_scale}
-        return graph.aggregate_with_own(x, own, edge_weight, k=k, **options)
-    tensors = tensors_of(graph, x)
-    x, values, r, c = csr_operands(tensors, x, edge_weight, row_scale, col_scale)
+        return graph.aggregate_with_own(x, own, edge_weight, k=k, without=without, **scales)
+    of_vertices = x.data if isinstance(x, Kept) else x
+    tensors = tensors_of(graph, of_vertices)
+    data, values, r, c = csr_operands(tensors, of_vertices, edge_weight, row_scale, col_scale)
     checks.own_part(own, without, tensors)
-    if k is None:
-        y = multiply(tensors, False, x, values, r, c)
+    if k is None and not isinstance(x, Kept):
+        y = multiply(tensors, False, data, values, r, c)
         own = own.to(y.dtype) if own.element_size() == 2 else own
-        return torch.addcmul(y, own, x if without is None else x.masked_fill(without, 0))
-    feat = x.shape[1]
-    columns, chosen = choose_features(x, checks.checked_k(k, feat))
-    y = spgemm(tensors, columns, chosen, feat, values, r, c)
-    part = chosen if without is None else chosen.masked_fill(without, 0)
-    return y + to_dense(columns, (own * part).to(chosen.dtype), feat)
+        return torch.addcmul(y, own, data if without is None else data.masked_fill(without, 0))
+    kept = x._replace(data=data) if isinstance(x, Kept) else keep_largest(data, cast(int, k))
+    y = spgemm(tensors, kept.columns, kept.data, kept.feat, values, r, c)
+    part = kept.data if without is None else kept.data.masked_fill(without, 0)
+    return y + kept._replace(data=(own * part).to(kept.data.dtype)).dense()
 
 
 def propagate(

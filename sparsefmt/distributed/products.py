@@ -1,13 +1,13 @@
 """Products of a graph that ranks share, with features that they share likewise."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from ..autograd import spmm
-from ..autograd.cbsr import choose_features, features_to_keep, spgemm
+from ..autograd.cbsr import Kept, keep_largest, spgemm
 from ..autograd.engine import library
 from ..autograd.engine.checks import TENSORS
 from ..autograd.engine.recording import once_differentiable
@@ -110,26 +110,26 @@ def dist_spmm(
 
 def maxk_product(
     graph: "DistGraph",
-    x: Tensor,
-    k: int,
+    x: Tensor | Kept,
+    k: int | None,
     edge_weight: Tensor | None = None,
     *,
     reduce: str = "sum",
     row_scale: Tensor | None = None,
     col_scale: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Kept]:
     """Aggregate the ``k`` largest features of each in-neighbour: ``autograd.maxk_aggregate``.
 
-    Returns (n_local, feat), and the columns and values of own sources, (n_sources, k), which ranks
-    exchange.
+    Returns (n_local, feat), and what own sources keep, which ranks exchange.
     """
-    weights = _agreed(graph, x, edge_weight, reduce, k, row_scale, col_scale)
-    (x,), feat = library.narrowed(x.device.type, x), x.shape[1]
-    columns, chosen = choose_features(x, features_to_keep(k, feat))
-    data, of_halo = chosen, None
+    of_sources = x.data if isinstance(x, Kept) else x
+    weights = _agreed(graph, of_sources, edge_weight, reduce, k, row_scale, col_scale)
+    kept = x if isinstance(x, Kept) else keep_largest(x, cast(int, k))
+    columns, data, feat = kept
+    of_halo = None
     if col_scale is not None:
-        data, col_scale, of_halo = _scaled(graph, chosen, col_scale)
-    rows = graph.mean_scale(x, row_scale) if reduce == "mean" else row_scale
+        data, col_scale, of_halo = _scaled(graph, data, col_scale)
+    rows = graph.mean_scale(kept.data, row_scale) if reduce == "mean" else row_scale
     sent = columns
     if columns.dtype is torch.uint16:  # not sent by all backends; strides may be 0 if it is empty
         sent = columns if columns.numel() else columns.new_empty(columns.shape)
@@ -142,13 +142,12 @@ def maxk_product(
     ) -> Tensor:
         tensors = tensors_of(part)
         data, values, _, scale = csr_operands(tensors, data, weight, None, scale)
-        with torch.autocast(x.device.type, enabled=False):  # which would narrow the scale too
+        with torch.autocast(data.device.type, enabled=False):  # which would narrow the scale too
             return spgemm(tensors, columns, data, feat, values, rows, scale)
 
     own = product(graph.own, columns, data, weights[0], col_scale)
     received = numbers.finish().view(columns.dtype)
-    y = own + product(graph.rest, received, exchange.finish(), weights[1], of_halo)
-    return y, columns, chosen
+    return own + product(graph.rest, received, exchange.finish(), weights[1], of_halo), kept
 
 
 def _agreed(

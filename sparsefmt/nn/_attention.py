@@ -16,7 +16,7 @@ from ..autograd.tensors.shared import Shared
 from ..autograd.tensors.tensors import GraphTensors
 from ..errors import DtypeError, ShapeError, UnsupportedError
 from ..model.maps import read_map
-from ._inputs import Ends, check_counts, check_flags, check_like, check_number, in_pair
+from ._inputs import Ends, check_counts, check_flags, check_like, check_number, check_share, in_pair
 from ._loops import loops, rows_and_columns, with_loops
 from ._maps import GLOROT, draw_glorot, draw_map, linear_map, mapped, set_to_zero, settle
 from ._passing import FORWARD, Passing, PassingOptions, joined
@@ -165,9 +165,7 @@ class Attention(Passing):
         in_pair(in_channels)
         check_flags(concat=concat)
         check_counts(out_channels=out_channels, heads=heads)
-        check_number("dropout", dropout)
-        if not 0 <= dropout < 1:
-            raise ShapeError(f"dropout is {dropout!r}: give a share from 0 to less than 1.")
+        check_share("dropout", dropout)
         if edge_dim is not None and edge_dim != -1:
             check_counts(", or -1 for those of the first edge_attr", edge_dim=edge_dim)
         self.in_channels, self.out_channels = in_channels, out_channels

@@ -35,6 +35,13 @@ def check_number(name: str, value: object) -> None:
         raise ShapeError(f"{name} is {value!r}: give a finite number.")
 
 
+def check_share(name: str, value: Any) -> None:
+    """Check for a number from 0 to less than 1."""
+    check_number(name, value)
+    if not 0 <= value < 1:
+        raise ShapeError(f"{name} is {value!r}: give a share from 0 to less than 1.")
+
+
 def in_pair(in_channels: Any) -> tuple[int, int]:
     """Return the features of sources and of targets that a layer takes, -1 if ``x`` tells."""
     if not isinstance(in_channels, tuple | list):

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..autograd import as_graph, sampled_aggregate
-from ..autograd.cbsr import features_to_keep
+from ..autograd.cbsr import Kept, features_to_keep, keep_largest
 from ..autograd.sampling import checked_strategy, sample_width
 from ..autograd.tensors.edge_index import turned
 from ..autograd.tensors.prepare import GraphLike
 from ..errors import DtypeError, ShapeError, UnsupportedError
-from ._inputs import Ends, by_vertex, check_counts, ends_of, refuse_static
+from ._inputs import Ends, by_vertex, check_counts, check_share, ends_of, refuse_static
 
 _PYG = "torch_geometric.nn.conv.message_passing"
 FORWARD, REVERSED = "source_to_target", "target_to_source"
@@ -57,6 +57,7 @@ class Passing(Module):
     _has_heads: ClassVar[bool] = False
     #: Options that PyG's ``repr`` shows beside the widths.
     _shown: ClassVar[tuple[str, ...]] = ()
+    maxk_on: str = "input"
     decomposed_layers: int = 1  # PyG's is a property
     _plan: Any = None  #: of ``optimize``: computes a layer, or returns None
 
@@ -153,6 +154,8 @@ class Passing(Module):
         shown += [f"{name}={getattr(self, name)}" for name in self._shown]
         options = {name: getattr(self, name, None) for name in ("k", "sample", "training_sample")}
         shown += [f"{name}={value}" for name, value in options.items() if value is not None]
+        if options["k"] is not None and self.maxk_on != "input":
+            shown.append(f"maxk_on={self.maxk_on!r}")
         shown += [] if options["sample"] is None else [f"strategy={vars(self)['strategy']!r}"]
         return f"{type(self).__name__}({', '.join(shown)})"
 
@@ -308,6 +311,8 @@ class PartOptions(Direction, total=False):
     """Keyword arguments of ``Convolution`` but for the aggregation: ours, and PyG's."""
 
     k: int | None
+    maxk_on: str
+    dropout: float
     sample: int | None
     training_sample: int | None
     strategy: str
@@ -322,20 +327,28 @@ class Options(PartOptions, total=False):
 class Convolution(Passing):
     """A layer that keeps ``k`` features of each row, or goes over a sample of each row.
 
-    ``feat`` is the number of features that ``k`` chooses among; the others are as for ``GCNConv``.
+    ``widths`` are features of the input and mapped ones, -1 if not known; the others are as for
+    ``GCNConv``.
     """
 
     #: Reductions of samples and of what MaxK keeps.
     _of_parts: ClassVar[tuple[tuple[str, ...], ...]] = (SUM,)
+    #: Whose features MaxK may choose: of the layer's input, or of what its weights make of them.
+    _maxk_on_known: ClassVar[tuple[str, ...]] = ("input", "mapped")
+    #: Of layers pickled before there was a choice.
+    maxk_on: str = "mapped"
+    dropout: float = 0.0
     #: Options with which ``optimize`` plans the layer.
     _defaults: ClassVar[dict[str, Any]] = {"k": None, "flow": FORWARD, "_reductions": SUM}
 
     def __init__(
         self,
-        feat: int | None = None,
+        widths: tuple[int, int] = (-1, -1),
         aggr: Any = "add",
         *,
         k: int | None = None,
+        maxk_on: str = "input",
+        dropout: float = 0.0,
         sample: int | None = None,
         training_sample: int | None = None,
         strategy: str = "fastrand",
@@ -348,7 +361,18 @@ class Convolution(Passing):
                 f"aggr is {aggr!r} beside k or a sample: no kernel reduces parts of rows so; give "
                 f"{' or '.join(repr(word) for (word,) in self._of_parts)}, or leave them out."
             )
-        self.k = None if k is None else features_to_keep(k, feat)
+        if maxk_on not in self._maxk_on_known:
+            words = " or ".join(map(repr, self._maxk_on_known))
+            raise UnsupportedError(f"maxk_on is {maxk_on!r}: give {words}.")
+        check_share("dropout", dropout)
+        if dropout and k is None:
+            raise UnsupportedError(
+                f"dropout is {dropout!r} and k is None: it drops features that MaxK keeps; give k, "
+                "or use torch.nn.Dropout."
+            )
+        feat = widths[maxk_on == "mapped"]
+        self.k = None if k is None else features_to_keep(k, feat if feat > 0 else None)
+        self.maxk_on, self.dropout = maxk_on, dropout
         self.sample = _sample_width("sample", sample, self.k)
         self.training_sample = _sample_width("training_sample", training_sample, self.k)
         self.strategy = checked_strategy(strategy)
@@ -379,6 +403,10 @@ class Convolution(Passing):
                 f"x has shape {tuple(x.shape)} and k is {self.k}: MaxK chooses from the row of one "
                 "vertex; give x[i] in turn, or leave k out."
             )
+
+    def _kept(self, x: Tensor) -> Kept:
+        """Keep the ``k`` largest features of each row; while it trains, drop a share of them."""
+        return keep_largest(x, cast(int, self.k), self.dropout if self.training else 0.0)
 
     def _aggregate(
         self,

@@ -1,6 +1,6 @@
 """GCN's convolution, with MaxK or over a sample of each row, and MaxK itself."""
 
-from typing import Any, ClassVar, Unpack, cast
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -21,18 +21,24 @@ from ._passing import FORWARD, SUM, Convolution, Options, plus
 
 
 class GCNConv(Convolution):
-    """Graph convolution: ``y = D^-1/2 (A + I) D^-1/2 s(x W) + b``.
+    """Graph convolution: ``y = D^-1/2 (A + I) D^-1/2 s(x) W + b``.
 
-    ``s`` is ``MaxK(k)``, or nothing without ``k``.  ``D`` is the diagonal of the rows' sums of
+    ``s`` is ``MaxK(k)``, in the place of the activation before the layer, or nothing without ``k``;
+    with ``maxk_on="mapped"`` it is ``s(x W)``.  ``D`` is the diagonal of the rows' sums of
     ``A + I``; ``I`` adds a loop to the vertices that have none.
 
     Parameters
     ----------
     in_channels, out_channels, improved, cached, add_self_loops, normalize, bias
         As in PyG: -1 for as many features as the first ``x`` has; without ``normalize``,
-        ``y = A s(x W) + b``.
+        ``y = A s(x) W + b``.
     k : int, optional
-        Features of ``x W`` to keep, between 1 and ``out_channels``.
+        Features of ``x``, or of ``x W``, to keep: 1 or more, at most as many as there are.
+    maxk_on : "input" or "mapped"
+        Of which features ``k`` keeps some: of ``x``, or of ``x W``.
+    dropout : float
+        Share of the features that MaxK keeps that training sets to 0, from 0 to less than 1; the
+        others are divided by one minus it.  Nothing dense is made for it.  Not without ``k``.
     sample : int, optional
         Entries of each row that the layer goes over in evaluation; all of them by default.  The sum
         over the neighbours is multiplied by the entries of the row over the sampled ones; ``D``
@@ -92,7 +98,7 @@ class GCNConv(Convolution):
         check_flags(improved=improved, cached=cached, normalize=normalize, bias=bias)
         if add_self_loops is not None:
             check_flags(add_self_loops=add_self_loops)
-        super().__init__(out_channels, **options)
+        super().__init__((in_channels, out_channels), **options)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.improved, self.cached, self.normalize = improved, cached, normalize
         self.add_self_loops = normalize if add_self_loops is None else add_self_loops
@@ -160,6 +166,8 @@ class GCNConv(Convolution):
             return hop(*operands, reduction=self._reductions[0], to_all=to_all)(rows, bias)
 
         product = lin is not None and lin[1] is None  # of features and a weight, and nothing else
+        if self.k is not None and self.maxk_on == "input":
+            return plus(called(self.lin, aggregated(x), "x"), self.bias)
         if product and self.k is None and self._reductions == SUM and isinstance(graph, Shared):
             if not graph.maps_first(x, self.out_channels):
                 return plus(self.lin(over_vertices(aggregated, x)), self.bias)
@@ -196,13 +204,14 @@ class GCNConv(Convolution):
         if fill is None:
             if width is not None:
                 return self._aggregate(graph, h, width, weight, rescale=True)
-            return maxk_aggregate(graph, h, cast(int, self.k), weight)
+            return maxk_aggregate(graph, self._kept(h), None, weight)
         values = in_csr_order(tensors, weight)
         scale, loop = symmetric(tensors, values, dtype, fill, to_all=to_all)
         scales, own = {"row_scale": scale, "col_scale": scale}, loop[:, None]
         without = lone_loops(tensors) if fill and not to_all else None
         if width is None:
-            return aggregate_with_own(graph, h, own, weight, k=self.k, without=without, **scales)
+            operands: Any = {"edge_weight": weight, "without": without, **scales}
+            return aggregate_with_own(graph, self._kept(h), own, **operands)
         y = self._aggregate(graph, h, width, weight, rescale=True, **scales)
         return torch.addcmul(y, own, h if without is None else h.masked_fill(without, 0))
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter, Sequential
 from torch.nn.functional import linear
 
-from ..autograd import aggregate_with_own, maxk, maxk_aggregate, message_aggregate, spmm
+from ..autograd import aggregate_with_own, maxk_aggregate, message_aggregate, spmm
 from ..autograd.engine import checks
 from ..autograd.matmul import csr_operands
 from ..autograd.own_parts import with_own
@@ -97,8 +97,9 @@ class GINConv(OfNetwork, Convolution):
     aggr : "add", "sum", "mean", "max" or "min"
         What takes the place of the sum over neighbours; other than sums not beside ``k`` or
         samples.
-    k : int, optional
-        Features of ``x`` to keep.
+    k, dropout : optional
+        Features of ``x`` to keep, and the share of them that training sets to 0, as for
+        ``GCNConv``.
     sample, training_sample, strategy
         As for ``GCNConv``; the sum is multiplied as there.
     flow, node_dim, decomposed_layers, aggr_kwargs : optional
@@ -118,6 +119,8 @@ class GINConv(OfNetwork, Convolution):
 
     __module__ = "sparsefmt.nn"
     _reductions_known = ("sum", "mean", "max", "min")
+    _maxk_on_known = ("input",)
+    maxk_on = "input"
 
     def __init__(
         self,
@@ -198,18 +201,19 @@ class GINConv(OfNetwork, Convolution):
             return self._sum(ends.tensors, x, edge_weight)
         if ends.alike and width is None and x.dim() == 2 and self._reductions == SUM:
             factor = (1 + self.eps).to(x.dtype)  # a wider one would widen the sum
-            return aggregate_with_own(graph, x, factor, edge_weight, k=self.k)
+            features = x if self.k is None else self._kept(x)
+            return aggregate_with_own(graph, features, factor, edge_weight)
 
         def reduced(h: Tensor) -> Tensor:
             if width is not None:
                 return self._aggregate(graph, h, width, edge_weight, rescale=True)
             if self.k is not None:
-                return maxk_aggregate(graph, h, self.k, edge_weight)
+                return maxk_aggregate(graph, self._kept(h), None, edge_weight)
             return spmm(graph, h, edge_weight, reduce=self._reductions[0])
 
         own = ends.target
         if own is not None and self.k is not None:
-            own = maxk(as_autocast(own), self.k)
+            own = self._kept(own).dense()
         return self._with_own(over_vertices(reduced, x), ends, own)
 
 

@@ -28,12 +28,11 @@ from ._passing import MEAN, SUM, Convolution, PartOptions, check_aggr_kwargs, jo
 
 
 class SAGEConv(Convolution):
-    """GraphSAGE: ``y = mean_j(x[j]) W_l + b + x W_r`` over the in-neighbours ``j``.
+    """GraphSAGE: ``y = mean_j(s(x)[j]) W_l + b + s(x) W_r`` over the in-neighbours ``j``.
 
-    With ``k`` the non-linearity stands between the neighbours' weights and the aggregation:
-    ``y = mean_j(MaxK(x W_l, k)[j]) + b + x W_r``.  With ``k = out_channels`` that is the layer
-    without it, since the mean and ``W_l`` commute.  Of a ``lin_l`` of your own that is no
-    ``Linear`` MaxK keeps features of what it returns.
+    ``s`` is ``MaxK(k)``, in the place of the activation before the layer, or nothing without ``k``.
+    With ``maxk_on="mapped"`` it is ``y = mean_j(MaxK(x W_l, k)[j]) + b + x W_r``; of a ``lin_l`` of
+    your own that is no ``Linear`` MaxK then keeps features of what it returns.
 
     Parameters
     ----------
@@ -47,7 +46,9 @@ class SAGEConv(Convolution):
     bias, sample, training_sample, strategy
         As for ``GCNConv``; the mean is that of the sample.
     k : int, optional
-        Features of ``x W_l`` to keep, between 1 and ``out_channels``.
+        Features of ``x``, or of ``x W_l``, to keep: 1 or more, at most as many as there are.
+    maxk_on, dropout : optional
+        As for ``GCNConv``.
     aggr_kwargs : dict, optional
         Arguments of PyG's aggregation.
     flow, node_dim, decomposed_layers : optional
@@ -93,7 +94,7 @@ class SAGEConv(Convolution):
             check_aggr_kwargs(options.get("aggr_kwargs"))
             widths = {"in_channels": of_sources, "out_channels": of_sources}
             options["aggr_kwargs"] = widths | (options.get("aggr_kwargs") or {})
-        super().__init__(out_channels, aggr, **options)
+        super().__init__((min(of_sources, of_targets), out_channels), aggr, **options)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.normalize, self.root_weight, self.project = normalize, root_weight, project
         if project:
@@ -156,6 +157,9 @@ class SAGEConv(Convolution):
         if edge_weight is not None:
             check_edge_weight(edge_weight, ends.tensors)
         neighbours, own = self._fit(ends)
+        if self.k is not None:
+            y = self._of_largest(ends, edge_weight)
+            return normalize(y, dim=-1) if self.normalize else y
         y = self._of_one_product(ends, edge_weight, neighbours, own)
         if y is not None:
             return normalize(y, dim=-1) if self.normalize else y
@@ -163,7 +167,7 @@ class SAGEConv(Convolution):
         target = ends.target if self.root_weight else None
         if target is not None:
             # Into ``y`` if only this layer has seen it, and autocast has changed no dtype.
-            unseen = self.k is None and neighbours is not None and y.dim() == target.dim() == 2
+            unseen = neighbours is not None and y.dim() == target.dim() == 2
             fits = own is not None and own[1] is None and y.dtype == target.dtype == own[0].dtype
             if unseen and own is not None and fits:
                 y = y.addmm_(target, own[0].t())
@@ -214,16 +218,28 @@ class SAGEConv(Convolution):
         out = getattr(self.aggr_module, "get_out_channels", None)
         return width if out is None else int(out(width))
 
+    def _of_largest(self, ends: Ends, edge_weight: Tensor | None) -> Tensor:
+        """Aggregate what MaxK keeps of features of sources, and add the part of the targets."""
+        target, (reduction,) = ends.target if self.root_weight else None, self._reductions
+        self._check_no_batch(ends.source)
+        source = called(self.lin, ends.source, "x").relu() if self.project else ends.source
+        product = partial(maxk_aggregate, k=None, edge_weight=edge_weight, reduce=reduction)
+        if self.maxk_on == "mapped":
+            h, bias = product_and_bias(self.lin_l, source)
+            y = plus(product(ends.graph, self._kept(h)), bias)
+        else:
+            kept = self._kept(source)
+            y = called(self.lin_l, product(ends.graph, kept), "x")
+            if target is not None:  # the same vertices lose the same features
+                alike = ends.alike and not self.project
+                target = (kept if alike else self._kept(target)).dense()
+        return y if target is None else y + called(self.lin_r, target, "x")
+
     def _of_neighbours(self, ends: Ends, edge_weight: Tensor | None, lin: ReadMap) -> Tensor:
         """Aggregate the features of sources and map them, with the bias."""
         graph, source, width = ends.graph, ends.source, self._width()
         if self.project:
             source = called(self.lin, source, "x").relu()
-        if self.k is not None:
-            self._check_no_batch(source)
-            h, bias = product_and_bias(self.lin_l, source)
-            y = maxk_aggregate(graph, h, self.k, edge_weight, reduce=self._reductions[0])
-            return plus(y, bias)
         if not self._reductions:
             ends = ends._replace(source=source).gathered()
             y = gathered(self.aggr_module, ends.tensors, ends.source, edge_weight)

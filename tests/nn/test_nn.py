@@ -63,26 +63,57 @@ def gradients(layer, x, *args):
     return [y, *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])]
 
 
+@pytest.mark.parametrize("maxk_on", ["input", "mapped"])
 @pytest.mark.parametrize("bias", [True, False])
-def test_k_is_the_non_linearity_of_what_is_aggregated(device, bias):
-    """GCN multiplies what is kept by the normalised matrix; GIN chooses from features."""
+def test_k_is_the_non_linearity_of_what_is_aggregated(device, bias, maxk_on):
+    """Of the layer's input, for all of its parts, or of what the neighbours' weights make of it."""
     graph, x = square_graph(device, weighted=True), features(device, dtype=torch.float64)
     graph = graph.with_data(graph.csr.data.astype(np.float64))
-    gcn = GCNConv(F_IN, F_OUT, k=3, bias=bias).to(device, torch.float64)
+
+    def chosen(lin):
+        return lin(maxk(x, 3)) if maxk_on == "input" else maxk(lin(x), 3)
+
+    options = {"k": 3, "bias": bias, "maxk_on": maxk_on}
+    gcn = GCNConv(F_IN, F_OUT, **options).to(device, torch.float64)
     A = torch.from_numpy(graph.to("cpu").csr.toarray()).to(device)
     A = A + torch.diag((A.diagonal() == 0).double())
     r = A.sum(1).rsqrt()
-    expected = (r[:, None] * A * r) @ maxk(x @ gcn.lin.weight.T, 3)
+    expected = (r[:, None] * A * r) @ chosen(gcn.lin)
     torch.testing.assert_close(gcn(x, graph), expected + gcn.bias if bias else expected)
     graph = square_graph(device)
-    gin = GINConv(mlp(), eps=0.25, k=2).to(device, torch.float64)
-    plain = GINConv(gin.nn, eps=0.25).to(device, torch.float64)
-    torch.testing.assert_close(gin(x, graph), plain(MaxK(2)(x), graph))
-    sage = SAGEConv(F_IN, F_OUT, k=3, bias=bias).to(device, torch.float64)
-    h = spmm(graph, maxk(x @ sage.lin_l.weight.T, 3), reduce="mean") + sage.lin_r(x)
+    sage = SAGEConv(F_IN, F_OUT, **options).to(device, torch.float64)
+    h = spmm(graph, chosen(lambda x: x @ sage.lin_l.weight.T), reduce="mean")
+    h = h + sage.lin_r(maxk(x, 3) if maxk_on == "input" else x)
     torch.testing.assert_close(sage(x, graph), h + sage.lin_l.bias if bias else h)
     names = [name for layer in (gcn, sage) for name, _ in layer.named_parameters()]
     assert bias == any("bias" in name for name in names)
+
+
+def test_k_of_an_input_is_that_of_both_ends(device):
+    x, graph = features(device, dtype=torch.float64), square_graph(device)
+    gin = GINConv(mlp(), eps=0.25, k=2).to(device, torch.float64)
+    plain = GINConv(gin.nn, eps=0.25).to(device, torch.float64)
+    torch.testing.assert_close(gin(x, graph), plain(MaxK(2)(x), graph))
+    both = SAGEConv((F_IN, F_IN), F_OUT, k=2).to(device, torch.float64)
+    without = SAGEConv((F_IN, F_IN), F_OUT).to(device, torch.float64)
+    without.load_state_dict(both.state_dict())
+    ends = x, x.flip(1)
+    torch.testing.assert_close(both(ends, graph), without(tuple(map(MaxK(2), ends)), graph))
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage", "gin"])
+def test_dropout_is_of_the_features_that_k_keeps(device, name, monkeypatch):
+    """Each part of the layer loses the same ones, in training alone."""
+    graph, x = square_graph(device), features(device, dtype=torch.float64)
+    layer = LAYERS[name](k=4, dropout=0.25).to(device, torch.float64)
+    plain = LAYERS[name]().to(device, torch.float64)
+    plain.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(layer.eval()(x, graph), plain(maxk(x, 4), graph))
+    columns, data = cbsr.choose_features(x, 4)
+    stays = torch.arange(data.numel(), device=device).reshape(data.shape) % 3 > 0
+    dropped = cbsr.to_dense(columns, data * stays / 0.75, F_IN)
+    monkeypatch.setattr(cbsr, "drop", lambda data, share: data * stays / (1 - share))
+    torch.testing.assert_close(layer.train()(x, graph), plain(dropped, graph))
 
 
 def test_a_hub_of_half_weights_is_counted_whole(device):

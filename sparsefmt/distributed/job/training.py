@@ -28,7 +28,7 @@ _MOST_CLASSES = 1 << 20
 
 
 class Network(torch.nn.Module):
-    """Layers of one kind, with a non-linearity and dropout between them.
+    """Layers of one kind, with a non-linearity and dropout between them, which MaxK's do.
 
     There is no dropout before the first, so that its constant features travel once.
     """
@@ -46,17 +46,18 @@ class Network(torch.nn.Module):
                 heads = 1 if number == options.layers else options.heads
                 conv = GATConv(n_in, n_out // heads, heads=heads)
             else:
-                k = min(options.k, n_out) if options.model == "maxk" else None
-                conv = SAGEConv(n_in, n_out, k=k)
+                conv = SAGEConv(n_in, n_out)
+                if options.model == "maxk" and number > 1:
+                    k = min(options.k, n_in)
+                    conv = SAGEConv(n_in, n_out, k=k, dropout=options.dropout)
             self.convs.append(conv)
 
     def forward(self, x: Tensor, graph: DistGraph, edge_weight: Tensor | None) -> Tensor:
         """Compute logits: (n_local, width) to (n_local, classes)."""
         weights = {} if edge_weight is None else {"edge_weight": edge_weight}
         for number, conv in enumerate(self.convs):
-            if number:
-                if self.model != "maxk":
-                    x = functional.elu(x) if self.model == "gat" else functional.relu(x)
+            if number and self.model != "maxk":
+                x = functional.elu(x) if self.model == "gat" else functional.relu(x)
                 x = functional.dropout(x, self.dropout, self.training)
             x = conv(x, graph, **weights)
         return x
