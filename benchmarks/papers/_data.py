@@ -126,8 +126,9 @@ def of_npz(name: str, path: Path, arrays: dict[str, Any], device: str) -> Labell
     if "x" in arrays:
         x = arrays["x"].astype(np.float32)
     else:
-        at = (arrays[f"x_{part}"] for part in ("indptr", "indices", "data"))
-        x = CSR(*at, shape=tuple(arrays["x_shape"].tolist())).toarray().astype(np.float32)
+        ptr, columns, values = (arrays[f"x_{part}"] for part in ("indptr", "indices", "data"))
+        X = CSR(ptr, columns, values.astype(np.float32), shape=tuple(arrays["x_shape"].tolist()))
+        x = X.toarray()
     masks = [arrays.get(f"{part}_masks", arrays[f"{part}_mask"]) for part in PARTS]
     splits = zip(*map(np.atleast_2d, masks), strict=True)
     return _made(name, "file", A, scaled(x), arrays["y"], splits, device)
@@ -188,9 +189,9 @@ def plant(name: str, device: str, *, seed: int = 0) -> Labelled:
 
 
 def scaled(x: Any) -> Any:
-    """Divide words of a text by their number, and other features by their spread."""
+    """Center features and divide them by their spread; many of words, by that of all of them."""
     if x.shape[1] > 100 and (x >= 0).all():
-        return x / np.maximum(x.sum(1, keepdims=True), 1e-9)
+        return x / np.sqrt(np.mean(np.square(x), dtype=np.float64))
     return (x - x.mean(0)) / (x.std(0) + 1e-9)
 
 

@@ -20,8 +20,8 @@ class Recipe:
     hidden: int = 256
     layers: int = 3
     epochs: int = 200
-    rate: float = 0.005
-    decay: float = 5e-4
+    rate: float = 0.003
+    decay: float = 0.0
     dropout: float = 0.5
     every: int = 5  #: epochs between two looks at the validation
 
