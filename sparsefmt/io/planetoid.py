@@ -67,7 +67,7 @@ def read_all(path: Path, *, max_bytes: int) -> Planetoid:
         name: _part(path.with_suffix(f".{name}"), max_bytes)
         for name in ("x", "allx", "tx", "y", "ally", "ty")
     }
-    test = _test_index(path.with_suffix(".test.index"))
+    test = _test_index(path.with_suffix(".test.index"), max_bytes)
     for name in ("y", "ally", "ty"):
         if isinstance(parts[name], CSR):
             why = "labels are a CSR matrix, but a dense one of classes is read: write .toarray()."
@@ -134,12 +134,14 @@ def _check_sizes(path: Path, shapes: dict[str, tuple[int, int]], test: Array) ->
         )
 
 
-def _test_index(path: Path) -> Array:
+def _test_index(path: Path, max_bytes: int) -> Array:
+    size = path.stat().st_size
+    _check_room(path, f"{size} bytes of numbers", size * _LARGEST_OBJECT, max_bytes)
     words = path.read_text("latin-1").split("\n")
     index = []
-    for line, word in enumerate(words, 1):
-        if word.strip():
-            if not re.fullmatch(r"\d{1,15}", word.strip()):
+    for line, word in enumerate(map(str.strip, words), 1):
+        if word:
+            if not re.fullmatch(r"\d{1,15}", word):
                 raise fault(path, f"{word[:80]!r} is no vertex: give one a line.", line=line)
             index.append(int(word))
     return np.array(index, np.int64)

@@ -115,18 +115,20 @@ PARTS = {
     "cut": npy(THREE)[:-1],
     "empty": b"",
     "objects": npy(THREE, words=[(b"<i4", b"|O")]),
+    "labels": npy(THREE.astype(np.int64)),  # of two classes
 }
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_arrays_of_parts_made_to_harm_are_refused(tmp_path, name):
     read, raw = partition(tmp_path), PARTS[name]
-    (tmp_path / "parts/part0/source.npy").write_bytes(raw)
+    array = "labels" if name == "labels" else "source"
+    (tmp_path / f"parts/part0/{array}.npy").write_bytes(raw)
     header = tmp_path / "parts/partition.json"
     said = json.loads(header.read_text())
-    difference = len(raw) - said["files"]["part0/source.npy"][0]
-    said["files"]["part0/source.npy"] = [len(raw), zlib.crc32(raw)]
-    said["files"]["part1/source.npy"][0] -= difference  # so that edges are as many in all
+    difference = len(raw) - said["files"][f"part0/{array}.npy"][0]
+    said["files"][f"part0/{array}.npy"] = [len(raw), zlib.crc32(raw)]
+    said["files"][f"part1/{array}.npy"][0] -= difference  # so that edges are as many in all
     said["checksum"] = checksums.checksum(said)
     header.write_text(json.dumps(said))
     with pytest.raises(FileFormatError, match=r"part0.*: copy the folder again"):

@@ -267,13 +267,22 @@ def test_bad_matrices_are_refused(tmp_path, change, message):
         ("6\n6\n", "test vertices are distinct and at least 4"),
         ("6\n3\n", "test vertices are distinct and at least 4"),
         ("6\n900000000000\n", "900000000001 vertices do not fit in max_bytes"),
+        ("6\n" * 3000, "test.index: 6000 bytes of numbers do not fit in max_bytes"),
     ],
 )
 def test_bad_test_vertices_are_refused(tmp_path, text, message):
     save(tmp_path)
     (tmp_path / "ind.tiny.test.index").write_text(text)
     with pytest.raises(FileFormatError, match=message):
-        read_planetoid(tmp_path)
+        read_planetoid(tmp_path, max_bytes=100_000)
+
+
+@pytest.mark.parametrize("blank", [chr(code) for code in range(256) if chr(code).isspace()])
+def test_blanks_of_every_kind_around_test_vertices_do_not_count(tmp_path, blank):
+    save(tmp_path)
+    raw = f"{blank}6{blank}\n4\n{blank}".encode("latin-1")
+    (tmp_path / "ind.tiny.test.index").write_bytes(raw)
+    assert np.flatnonzero(read_planetoid(tmp_path).test_mask).tolist() == [4, 6]
 
 
 def test_missing_parts_and_objects_that_are_no_matrix_are_refused(tmp_path):

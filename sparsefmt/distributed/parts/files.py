@@ -235,6 +235,9 @@ def read_part(
             where = partition.folder / f"part{parts[0]}"
             raise fault(where, f"an edge leads elsewhere: {_MEND}.")
     weight, features, labels = map(arrays.get, ("weight", "features", "labels"))
+    if labels is not None and labels.max(initial=-1) >= partition.classes:
+        why = f"labels reach {labels.max()} but there are {partition.classes} classes: {_MEND}."
+        raise fault(partition.folder / f"part{parts[0]}", why)
     masks = {name: arrays[name] for name in MASKS if name in arrays}
     return Part(rank, bounds, edges, weight, features, labels, masks)
 
