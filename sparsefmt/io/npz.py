@@ -10,7 +10,7 @@ the same time a plain one that other programs can read.
 import json
 import zipfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from itertools import repeat
 from math import prod
 from pathlib import Path
@@ -26,7 +26,7 @@ from ..formats.cbsr import CBSR
 from ..formats.compressed import COO, CSC, CSR
 from ..formats.sgt import SGT
 from . import checksums
-from .bounded import decoding, fault, writing
+from .bounded import decoding, fault, unzipped, writing
 
 VERSION = 1
 _FORMATS: dict[str, Any] = {kind.format: kind for kind in (COO, CSR, CSC, CBSR, SGT)}
@@ -93,25 +93,27 @@ def csr_blocks(
     It yields shape, rows, columns and values; only ``indptr`` is in memory as a whole.  None where
     the file stores another format.
     """
-    with path.open("rb") as file, _Archive(path, file, max_bytes) as archive:
+    with ExitStack() as stack:
+        file = stack.enter_context(path.open("rb"))
+        archive = stack.enter_context(_Archive(path, file, max_bytes))
         stored = "csr"
         if "sparsefmt" in archive.members:
             header = _versioned_header(archive)
             stored = "other" if header["values"] == "bfloat16" else header["format"]
         elif "format" in archive.members:
             stored = archive.text("format")
-    return _csr_blocks(path, length, max_bytes) if stored == "csr" else None
+        return _csr_blocks(archive, length, stack.pop_all()) if stored == "csr" else None
 
 
 def _csr_blocks(
-    path: Path, length: int, max_bytes: int
+    archive: "_Archive", length: int, files: ExitStack
 ) -> Iterator[tuple[tuple[int, int], Array, Array, Array | None]]:
-    with path.open("rb") as file, _Archive(path, file, max_bytes) as archive:
+    with files:
         shape = checks.shape(archive.load("shape"))
         indptr = foreign.indices("indptr", archive.load("indptr"))
         nnz = int(indptr[-1]) if indptr.shape == (shape[0] + 1,) else -1
         if nnz < 0 or indptr[0] or (indptr[1:] < indptr[:-1]).any():
-            raise fault(path, f"indptr does not ascend from 0 over {shape[0]} rows: {_MEND}.")
+            raise archive.fault(f"indptr does not ascend from 0 over {shape[0]} rows: {_MEND}.")
         weighted = "data" in archive.members
         spare = "format" in archive.members  # SciPy's, whose arrays may be longer
         columns = archive.blocks("indices", length)
@@ -127,11 +129,11 @@ def _csr_blocks(
             entries = np.arange(done, done + len(col))
             data = None if value is None else foreign.values("data", value)
             if done + len(col) > nnz or (data is not None and len(data) != len(col)):
-                raise fault(path, f"indices and data do not have {nnz} numbers each: {_MEND}.")
+                raise archive.fault(f"indices and data do not have {nnz} numbers each: {_MEND}.")
             yield shape, np.searchsorted(indptr, entries, side="right") - 1, col, data
             done += len(col)
         if done != nnz or (weighted and not spare and next(values, None) is not None):
-            raise fault(path, f"indices and data do not have {nnz} numbers each: {_MEND}.")
+            raise archive.fault(f"indices and data do not have {nnz} numbers each: {_MEND}.")
 
 
 def write_npz(path: Path, A: Format, *, compressed: bool) -> None:
@@ -173,16 +175,14 @@ class _Archive:
     def __init__(self, path: Path, file: BinaryIO, max_bytes: int) -> None:
         self.path, self._left = path, max_bytes
         with decoding(path, "the archive is damaged", "it is no .npz file, or copy it again"):
-            if not zipfile.is_zipfile(file):
-                raise ValueError("not a zip archive")
-            self.zip = zipfile.ZipFile(file)
+            self.zip = unzipped(file, _MOST_MEMBERS)
         self._size = file.seek(0, 2)
         names = [info.filename.removesuffix(".npy") for info in self.zip.infolist()]
-        if len(names) > _MOST_MEMBERS or len(set(names)) < len(names):
+        if len(set(names)) < len(names):
             raise fault(
                 path,
-                f"{len(names)} members, {len(set(names))} of different names: an archive has at "
-                f"most {_MOST_MEMBERS}, and each name once; write it again with numpy.savez.",
+                f"{len(names)} members, {len(set(names))} of different names: each name is there "
+                "once; write it again with numpy.savez.",
             )
         self.members = dict(zip(names, self.zip.infolist(), strict=True))
         self._max_bytes = max_bytes
@@ -197,9 +197,6 @@ class _Archive:
         """Return the error for a malformed archive; ``why`` ends with the mend."""
         return fault(self.path, why)
 
-    def _errors(self, name: str) -> AbstractContextManager[None]:
-        return decoding(self.path, f'member "{name}" is damaged', _MEND)
-
     def load(self, name: str) -> Array:
         """Read the array of that name."""
         if name not in self.members:
@@ -210,7 +207,8 @@ class _Archive:
             )
         info = self.members[name]
         self._check_size(name, info)
-        with self._errors(name), allocating(f"{self.path}: {name}"):
+        what = f'member "{name}" is damaged'
+        with decoding(self.path, what, _MEND), allocating(f"{self.path}: {name}"):
             with self.zip.open(info) as member:
                 size, dtype = self._check_array(name, info, member)
                 self._check_casts(name, size, dtype)
@@ -221,7 +219,8 @@ class _Archive:
         """Yield a vector in pieces of at most ``length`` numbers, without a limit in total."""
         info = self.members[name]
         self._check_claim(name, info)
-        with self._errors(name), self.zip.open(info) as member:
+        what = f'member "{name}" is damaged'
+        with decoding(self.path, what, _MEND), self.zip.open(info) as member:
             size, dtype = self._check_array(name, info, member)
             for start in range(0, size, length):
                 piece = member.read(min(length, size - start) * dtype.itemsize)
