@@ -65,9 +65,10 @@ def array_header(
     return shape, by_columns, dtype
 
 
-def mapped(path: Path, mend: str) -> Array:
-    """Map the array of a ``.npy`` into memory, to be read only."""
-    with decoding(path, "the array is damaged", mend), path.open("rb") as file:
+def mapped(file: BinaryIO, mend: str) -> Array:
+    """Map the array of an open ``.npy`` into memory, to be read only."""
+    path = Path(file.name)
+    with decoding(path, "the array is damaged", mend):
         size = file.seek(0, 2)
         file.seek(0)
         shape, by_columns, dtype = array_header(path, "it", file, size)
@@ -317,7 +318,8 @@ def _versioned_header(archive: _Archive) -> dict[str, Any]:
             f'member "sparsefmt" is {str(header)[:80]}: it must give version {VERSION}, '
             f"a format among {', '.join(_FORMATS)}, and the dtype of the values.",
         )
-    checksums.verify(archive.path, header | _sums(archive.zip), _MEND)
+    mend = "copy the file again, or write the changed matrix with sparsefmt.write"
+    checksums.verify(archive.path, header | _sums(archive.zip), mend)
     return dict(header)
 
 

@@ -5,7 +5,7 @@ import pickle
 import re
 from collections.abc import Callable, Mapping
 from struct import unpack
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 
 def load(raw: bytes, known: Mapping[str, str], needs: str) -> Any:
@@ -25,6 +25,11 @@ class Record:
 
     def __new__(cls, *args: object) -> "Record":
         """Return a record of a call's arguments."""
+        if cls.kind == "set":
+            for key in cast(list[Any], args[0]):
+                check_key(key)
+        if cls.kind == "encode" and args[1] != "latin1":
+            raise ValueError(f"bytes encoded as {args[1]!r}")
         self = object.__new__(cls)
         self.args = args
         return self
@@ -33,7 +38,11 @@ class Record:
         self.state = state
 
 
-_KEYS = (str, bytes, Record)
+def check_key(key: Any) -> None:
+    """Raise for a key of a dictionary or set that may collide with others, or hash without end."""
+    good = abs(key) < 1 << 63 if isinstance(key, int) else isinstance(key, str | bytes)
+    if not good and getattr(key, "kind", "") not in ("encode", "scalar"):
+        raise TypeError(f"a {type(key).__name__} as a key, not a text or 64-bit integer")
 
 
 class Table(dict[Any, Any]):
@@ -42,9 +51,7 @@ class Table(dict[Any, Any]):
     __slots__ = ()
 
     def __setitem__(self, key: object, value: object) -> None:
-        good = abs(key) < 1 << 63 if isinstance(key, int) else isinstance(key, _KEYS)
-        if not good:
-            raise TypeError(f"a {type(key).__name__} as a key, not a text or 64-bit integer")
+        check_key(key)
         super().__setitem__(key, value)
 
 

@@ -244,10 +244,7 @@ def _raw(thing: Any) -> bytes:
     if isinstance(thing, Record):
         if thing.kind == "object" and not thing.args:  # bytes(), where there are none
             return b""
-        text, encoding = _record(thing, "encode").args
-        if encoding != "latin1":
-            raise ValueError(f"bytes encoded as {encoding!r}")
-        thing = text
+        thing, _ = _record(thing, "encode").args
     return thing.encode("latin-1") if isinstance(thing, str) else bytes(memoryview(thing))
 
 

@@ -17,9 +17,10 @@ import sparsefmt
 from sparsefmt import CSR
 from sparsefmt.distributed.job.checkpoint import load_checkpoint, restore, save_checkpoint
 from sparsefmt.distributed.job.launch import place_of
+from sparsefmt.distributed.parts import files
 from sparsefmt.distributed.parts.cutting import write_partition
 from sparsefmt.distributed.parts.files import read_part, read_partition
-from sparsefmt.errors import FileFormatError, ShapeError, SparseFmtError
+from sparsefmt.errors import FileFormatError, OutOfMemoryError, ShapeError, SparseFmtError
 from sparsefmt.io import checksums
 from sparsefmt.reorder import Order
 
@@ -135,6 +136,31 @@ def test_arrays_of_parts_made_to_harm_are_refused(tmp_path, name):
         read()
 
 
+def test_a_file_that_is_replaced_while_it_is_read_changes_nothing(tmp_path, monkeypatch):
+    read = partition(tmp_path)
+    good, mapped = read(), files.mapped
+
+    def replacing(file, mend):
+        (tmp_path / "new").write_bytes(bytes(os.fstat(file.fileno()).st_size))
+        (tmp_path / "new").replace(file.name)
+        return mapped(file, mend)
+
+    monkeypatch.setattr(files, "mapped", replacing)
+    assert read() == good
+    with pytest.raises(FileFormatError, match="it is not the file that"):
+        read()
+
+
+def test_facts_of_a_partition_may_stand_in_another_order(tmp_path):
+    partition(tmp_path)
+    header = tmp_path / "parts/partition.json"
+    said, fingerprint = json.loads(header.read_text()), read_partition(header.parent).fingerprint
+    early = {**said, "checksum": checksums.checksum(said, sort_keys=False)}
+    for text in (json.dumps(said, sort_keys=True), json.dumps(early)):
+        header.write_text(text)
+        assert read_partition(header.parent).fingerprint == fingerprint
+
+
 def test_ranks_and_parts_have_a_limit(tmp_path):
     ranks = {"RANK": "0", "WORLD_SIZE": "100000000", "MASTER_PORT": "29500"}
     with pytest.raises(ShapeError, match=r"WORLD_SIZE is 100000000 but 8192 are the most: take"):
@@ -162,8 +188,12 @@ def colliding(count: int) -> bytes:
 
 
 PICKLES = {
-    "deep": (b"\x80\x02}K\x01" + b"\x85" * 150_000 + b"K\x01s.", "a tuple as a key"),
+    "deep": (b"\x80\x02}K\x01" + b"\x85" * 120_000 + b"K\x01s.", "a tuple as a key"),
     "colliding": (colliding(55_000), "a int as a key"),
+    "a set": (b"\x80\x02c__builtin__\nset\n]N\x85a\x85R.", "a tuple as a key"),
+    "a codec": (b"\x80\x02c_codecs\nencode\nX\1\0\0\0aX\4\0\0\0idna\x86R.", "encoded as 'idna'"),
+    "lists": (b"\x80\x02" + b"]" * 999_999 + b".", "more than 131072 lists"),
+    "large": (b"\x80\x02" + b"N0" * 999_999 + b"N.", "of more than 1048576 bytes"),
     "bytes": (
         b"\x80\x02cbuiltins\nbytearray\n\x8a\x05\0\0\0\0\x01\x85R.",
         "asks for builtins.byte",
@@ -201,6 +231,130 @@ def test_packed_checkpoints_and_other_bytes_before_one_are_refused(tmp_path):
     path.write_bytes(b"\x80\x02}." + raw)
     with pytest.raises(FileFormatError, match=r"it is no checkpoint \(damaged\)"):
         load_checkpoint(path, facts={})
+
+
+def shared(depth: int) -> list[object]:
+    """A list of 2**depth items, that stands ``depth`` times in a file."""
+    return [shared(depth - 1)] * 2 if depth else []
+
+
+@pytest.mark.parametrize("name", ["facts", "model", "checksum", "expanded", "views"])
+def test_states_that_grow_beyond_their_file_are_refused_in_time(tmp_path, name):
+    checkpoint(tmp_path)
+    path = tmp_path / "c.pt"
+    state = torch.load(path, weights_only=True)
+    if name == "expanded":
+        state["model"]["weight"] = torch.zeros(1).expand(10**9)
+    elif name == "views":
+        x = torch.ones(10**6)
+        state["model"].update((f"{i}", x[i:]) for i in range(100))
+    else:
+        state[name] = {"graph": shared(24)} if name == "facts" else shared(24)
+    torch.save(state, path)
+    start = time.process_time()
+    with pytest.raises(FileFormatError, match=r"c\.pt: it is damaged|it lacks a part") as caught:
+        load_checkpoint(path, facts={"graph": "a"})
+    assert time.process_time() - start < SECONDS
+    assert len(str(caught.value)) < 400
+
+
+def test_a_checkpoint_has_one_pickle_and_no_more_members_than_a_model_needs(tmp_path):
+    checkpoint(tmp_path)
+    path, start = tmp_path / "c.pt", time.process_time()
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("c/other.PKL", b"N.")
+    with pytest.raises(FileFormatError, match=r"it is no checkpoint \(2 pickles"):
+        load_checkpoint(path, facts={})
+    with zipfile.ZipFile(path, "a") as archive:
+        for number in range(12_000):
+            archive.writestr(f"{number}", b"")
+    with pytest.raises(FileFormatError, match=r"12\d+ members of 12\d+, at most 12000 are read"):
+        load_checkpoint(path, facts={})
+    assert time.process_time() - start < SECONDS
+
+
+class Extra(torch.nn.Linear):
+    """A layer with more in its state than parameters."""
+
+    extra: object = None
+
+    def get_extra_state(self):
+        return self.extra
+
+    def set_extra_state(self, state):
+        self.extra = state
+
+
+def with_extra(extra):
+    module = Extra(2, 1)
+    module.extra = extra
+    return module, torch.optim.Adam(module.parameters())
+
+
+SAVED = [
+    *(b"a\xff", {1, "b"}, 1 + 2j, (1, None), [True, 0.5], {"a": {1: 2}}, torch.Size([1])),
+    *(torch.float32, torch.tensor([1 + 2j]).conj(), torch.ones(2, 3).T, torch.ones(1).expand(9)),
+]
+
+
+@pytest.mark.parametrize("extra", SAVED, ids=str)
+def test_what_is_saved_is_loaded(tmp_path, extra):
+    torch.serialization.set_crc32_options(False)
+    try:
+        save_checkpoint(tmp_path / "c.pt", *with_extra(extra), epoch=1, facts={})
+        assert not torch.serialization.get_crc32_options()
+    finally:
+        torch.serialization.set_crc32_options(True)
+    state = load_checkpoint(tmp_path / "c.pt", facts={})["model"]["_extra_state"]
+    assert torch.equal(state, extra) if isinstance(extra, torch.Tensor) else state == extra
+
+
+REFUSED = [b"", {(1,)}, {None: 1}, {(1, 2): 3}, torch.eye(2).to_sparse(), np.ones(1), Path(), "a"]
+
+
+@pytest.mark.parametrize("extra", REFUSED, ids=str)
+def test_what_is_not_loaded_is_not_saved(tmp_path, extra):
+    checkpoint(tmp_path)
+    before = (tmp_path / "c.pt").read_bytes()
+    facts = {"graph": None} if extra == "a" else {}
+    with pytest.raises(FileFormatError, match=r"c\.pt: its state cannot be saved \(.*: keep num"):
+        save_checkpoint(tmp_path / "c.pt", *with_extra(extra), epoch=1, facts=facts)
+    assert (tmp_path / "c.pt").read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_memory_that_is_missing_is_no_damage(tmp_path, monkeypatch):
+    checkpoint(tmp_path)
+
+    def fail(*_, **__):
+        torch.empty(1 << 60, dtype=torch.uint8)
+
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(OutOfMemoryError, match=r"c\.pt: .*tried to allocate"):
+        load_checkpoint(tmp_path / "c.pt", facts={})
+
+
+OPTIMIZERS: dict[str, dict[str, object]] = {
+    "SGD": {"lr": 0.1, "fused": True, "momentum": 0.5},
+    "Adam": {"amsgrad": True},
+    **{name: {} for name in ("Adafactor", "Adamax", "AdamW", "ASGD", "NAdam", "Rprop")},
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_states_of_every_optimizer_are_restored(tmp_path, name):
+    path, states = tmp_path / "c.pt", []
+    for _ in range(2):
+        module = torch.nn.Linear(3, 2)
+        optimizer = getattr(torch.optim, name)(module.parameters(), **OPTIMIZERS[name])
+        if not states:
+            module(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+            save_checkpoint(path, module, optimizer, epoch=1, facts={})
+        else:
+            restore(path, load_checkpoint(path, facts={}), module, optimizer)
+        states.append(str(optimizer.state_dict()))
+    assert states[0] == states[1]
 
 
 STATES = {

@@ -5,7 +5,7 @@ import pytest
 import scipy.sparse
 
 from sparsefmt import COO, FileFormatError, read, to_scipy, write
-from sparsefmt.io import chunks
+from sparsefmt.io import chunks, npz
 from sparsefmt.io.chunks import read_chunks
 
 
@@ -43,6 +43,20 @@ def test_pieces_are_the_whole(tmp_path, monkeypatch, name, weighted):
     if weight is not None:
         np.testing.assert_allclose(weight, whole.data)
     assert name.endswith((".txt", ".csv")) or len(found) == 5
+
+
+def test_pieces_are_of_the_file_that_was_verified(tmp_path, monkeypatch):
+    A, path = matrix(weighted=True).tocsr(), tmp_path / "csr.npz"
+    write(path, A)
+    verified = npz.csr_blocks
+
+    def replacing(*args, **options):
+        blocks = verified(*args, **options)
+        write(path, A.with_data(-A.data))
+        return blocks
+
+    monkeypatch.setattr(npz, "csr_blocks", replacing)
+    assert (joined(list(read_chunks(path)))[2] == A.data).all()
 
 
 @pytest.mark.parametrize("name", ["g.txt", "g.npz", "csr.npz"])

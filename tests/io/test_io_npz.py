@@ -340,6 +340,16 @@ def test_a_central_directory_that_lies_is_refused(tmp_path, offset, value, messa
         read(path)
 
 
+def test_members_may_be_copied_in_another_order_but_not_changed(tmp_path):
+    A, path = CSR(INDPTR, INDICES, DATA, shape=(3, 4)), tmp_path / "a.npz"
+    write(path, A)
+    with np.load(path) as members:
+        copied = dict(sorted(members.items()))
+    assert read(save(tmp_path, **copied)) == A
+    with pytest.raises(FileFormatError, match=r"damaged; .* changed matrix with sparsefmt\.write"):
+        read(save(tmp_path, **copied | {"data": DATA + 1}))
+
+
 @pytest.mark.parametrize("kind", ["coo", "csr", "csc", "sgt", "cbsr", "bfloat16"])
 def test_no_byte_of_a_central_directory_changes_what_is_read(tmp_path, kind):
     if kind == "bfloat16":
