@@ -94,17 +94,18 @@ def csr_blocks(
     the file stores another format.
     """
     with path.open("rb") as file, _Archive(path, file, max_bytes) as archive:
-        stored = "csr"
+        stored, weighted = "csr", "data" in archive.members
         if "sparsefmt" in archive.members:
             header = _versioned_header(archive)
             stored = "other" if header["values"] == "bfloat16" else header["format"]
+            weighted = header["values"] is not None
         elif "format" in archive.members:
-            stored = archive.text("format")
-    return _csr_blocks(path, length, max_bytes) if stored == "csr" else None
+            stored, weighted = archive.text("format"), True
+    return _csr_blocks(path, length, max_bytes, weighted) if stored == "csr" else None
 
 
 def _csr_blocks(
-    path: Path, length: int, max_bytes: int
+    path: Path, length: int, max_bytes: int, weighted: bool
 ) -> Iterator[tuple[tuple[int, int], Array, Array, Array | None]]:
     with path.open("rb") as file, _Archive(path, file, max_bytes) as archive:
         shape = checks.shape(archive.load("shape"))
@@ -112,7 +113,6 @@ def _csr_blocks(
         nnz = int(indptr[-1]) if indptr.shape == (shape[0] + 1,) else -1
         if nnz < 0 or indptr[0] or (indptr[1:] < indptr[:-1]).any():
             raise fault(path, f"indptr does not ascend from 0 over {shape[0]} rows: {_MEND}.")
-        weighted = "data" in archive.members
         spare = "format" in archive.members  # SciPy's, whose arrays may be longer
         columns = archive.blocks("indices", length)
         values = archive.blocks("data", length) if weighted else repeat(None)
@@ -200,15 +200,19 @@ class _Archive:
     def _errors(self, name: str) -> AbstractContextManager[None]:
         return decoding(self.path, f'member "{name}" is damaged', _MEND)
 
-    def load(self, name: str) -> Array:
-        """Read the array of that name."""
+    def _info(self, name: str) -> zipfile.ZipInfo:
+        """Return what the directory says of a member; raise if there is none."""
         if name not in self.members:
             present = repr(", ".join(self.members))[1:-1] or "none"  # on one line
             raise self.fault(
                 f'member "{name}" is missing (there are {present}): '
                 "write indptr, indices and shape, or use sparsefmt.write.",
             )
-        info = self.members[name]
+        return self.members[name]
+
+    def load(self, name: str) -> Array:
+        """Read the array of that name."""
+        info = self._info(name)
         self._check_size(name, info)
         with self._errors(name), allocating(f"{self.path}: {name}"):
             with self.zip.open(info) as member:
@@ -219,7 +223,7 @@ class _Archive:
 
     def blocks(self, name: str, length: int) -> Iterator[Array]:
         """Yield a vector in pieces of at most ``length`` numbers, without a limit in total."""
-        info = self.members[name]
+        info = self._info(name)
         self._check_claim(name, info)
         with self._errors(name), self.zip.open(info) as member:
             size, dtype = self._check_array(name, info, member)

@@ -161,13 +161,35 @@ def colliding(count: int) -> bytes:
     return b"\x80\x02}(" + b"".join(b"\x8a\x0a%sN" % key for key in keys) + b"u."
 
 
+def stated(fact: bytes) -> bytes:
+    """A pickle of a state, one of whose facts is this; its checksum is wrong."""
+    names = b"".join(b"X\x05\0\0\0" + name for name in (b"epochK\0", b"model}", b"facts}"))
+    head = b"\x80\x02}(X\x06\0\0\0formatK\x01X\x09\0\0\0optimizer}X\x08\0\0\0checksumK\0"
+    return head + names + b"X\x05\0\0\0graph" + fact + b"su."
+
+
+LISTS = b"".join(b"](h%ch%ceq%c" % (i, i, i + 1) for i in range(28))  # each the last one, twice
+LONG = b"X\0\0\x01\0" + b"a" * 65536
+MORE = "holds more than tensors and numbers of its size"
 PICKLES = {
     "deep": (b"\x80\x02}K\x01" + b"\x85" * 150_000 + b"K\x01s.", "a tuple as a key"),
+    "deep in a call": (
+        b"\x80\x02ccollections\nOrderedDict\n]K\x01" + b"\x85" * 150_000 + b"N\x86a\x85R.",
+        "a mapping with items",
+    ),
     "colliding": (colliding(55_000), "a int as a key"),
     "bytes": (
         b"\x80\x02cbuiltins\nbytearray\n\x8a\x05\0\0\0\0\x01\x85R.",
         "asks for builtins.byte",
     ),
+    "a call of a storage": (
+        stated(b"ctorch.storage\nUntypedStorage\n\x8a\x05\0\0\0\x40\0\x85R"),
+        "a call of type",
+    ),
+    "a long name": (stated(b"ctorch\n" + b"a" * 100_000 + b"\n"), "a name of 100005 letters"),
+    "shared lists": (stated(b"(]q\0" + LISTS + b"t"), MORE),
+    "shared texts": (stated(b"](" + LONG + b"q\0" + b"h\0" * 100_000 + b"e"), MORE),
+    "shared keys": (stated(b"](" + LONG + b"q\0" + b"}h\0Ns" * 99_999 + b"e"), MORE),
 }
 
 
@@ -179,6 +201,28 @@ def test_pickles_of_checkpoints_made_to_harm_are_refused(tmp_path, name):
     start = time.process_time()
     with pytest.raises(FileFormatError, match=rf"c\.pt: it is no checkpoint \(.*{message}"):
         load_checkpoint(tmp_path / "c.pt", facts={})
+    assert time.process_time() - start < SECONDS
+
+
+@pytest.mark.parametrize("shared", [torch.ones(1).expand(2**28), torch.ones(9).untyped_storage()])
+def test_tensors_that_share_memory_and_storages_are_no_part_of_a_checkpoint(tmp_path, shared):
+    checkpoint(tmp_path)
+    path = tmp_path / "c.pt"
+    torch.save(torch.load(path, weights_only=True) | {"model": {"weight": shared}}, path)
+    with pytest.raises(FileFormatError, match=rf"c\.pt: it is no checkpoint \(it {MORE}"):
+        load_checkpoint(path, facts={})
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_members_of_a_checkpoint_do_not_share_bytes(tmp_path):
+    path = tmp_path / "c.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("c/data.pkl", stated(b"N"))
+        archive.writestr("c/data/0", bytes(10**6))
+        archive.filelist += archive.infolist()[1:] * 10_000
+    start = time.process_time()
+    with pytest.raises(FileFormatError, match=r"it is no checkpoint \(damaged\)"):
+        load_checkpoint(path, facts={})
     assert time.process_time() - start < SECONDS
 
 

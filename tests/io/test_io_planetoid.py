@@ -203,6 +203,14 @@ def test_records_cannot_be_used_to_change_the_reader(tmp_path):
     assert read(save(tmp_path)).nnz == 10
 
 
+def frombuffer(shape):
+    """A pickle of an array of this shape, which is a pickle too."""
+    return b"\x80\2cnumpy.core.numeric\n_frombuffer\n(K\1N" + shape + b"X\1\0\0\0CtR."
+
+
+LISTS = b"]q\0" + b"".join(b"](h%ch%ceq%c" % (i, i, i + 1) for i in range(28))
+
+
 BAD = {
     "empty": ({"graph": b""}, "nothing of it was run"),
     "text": ({"graph": b"hello"}, "nothing of it was run"),
@@ -230,6 +238,12 @@ BAD = {
     "widths": ({"tx": TX[:, :2]}, "the parts do not fit together"),
     "classes": ({"ty": TY[:, :1]}, "the parts do not fit together"),
     "tests": ({"tx": TX[:1], "ty": TY[:1]}, "the parts do not fit together"),
+    "shape": ({"x": frombuffer(b"(K\1(%stt" % LISTS)}, "a shape with other sizes"),
+    "long shape": ({"x": frombuffer(b"(" + b"K\1" * 33 + b"t")}, "a tuple as a shape"),
+    "large shape": (
+        {"x": frombuffer(b"(\x8a\x09" + bytes(8) + b"\1t")},
+        "a shape with other sizes",
+    ),
     "half dense": ({"tx": TX}, "allx and tx are not both sparse or both dense"),
 }
 

@@ -1,6 +1,7 @@
 """Checkpoints of a training: written whole or not at all, and good for any number of ranks."""
 
 import os
+import sys
 import tempfile
 import zipfile
 import zlib
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
+from torch.storage import TypedStorage, UntypedStorage
 
 from ...errors import UnsupportedError
 from ...io import checksums, pickles
@@ -24,10 +26,13 @@ _MEND = "give the checkpoint of this training, or train without --resume"
 _KNOWN = {
     "mapping": r"collections\.OrderedDict",
     "tensor": r"torch\._utils\._rebuild_(tensor_v2|parameter)",
-    "storage": r"torch\.(\w+Storage|storage\.UntypedStorage|Size|device|\w*(float|int|bool)\w*)",
+    "type": r"torch\.(\w+Storage|storage\.UntypedStorage|\w*(float|int|bool)\w*)",
+    "value": r"torch\.(Size|device)",
 }
 #: Options of an optimizer that may differ: ``train`` sets them, or what is theirs alone.
 _FREE = ("params", "lr", "weight_decay")
+#: Items and bytes of a checkpoint for each of its file, at most: tensors may share their memory.
+_SHARED = 8
 
 
 def save_checkpoint(
@@ -137,6 +142,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, facts: Mapping[str, Any]) -
     with naming(source), decoding(source, what, _MEND), source.open("rb") as file:
         _check_archive(file)
         state = torch.load(file, map_location="cpu", weights_only=True)
+        _check_sizes(state, source.stat().st_size)
     if not isinstance(state, dict) or type(state.get("format")) is not int:
         raise fault(source, f"it is no checkpoint of sparsefmt: {_MEND}.")
     if state["format"] > FORMAT:
@@ -162,6 +168,9 @@ def _check_archive(file: BinaryIO) -> None:
     """Raise for what torch would trust: packed members, other bytes, names, and keys that hang."""
     with zipfile.ZipFile(file) as archive:
         packed = any(info.compress_type for info in archive.infolist())
+        size = file.seek(0, os.SEEK_END)
+        if sum(info.file_size for info in archive.infolist()) > size:  # members share bytes
+            raise ValueError("damaged")
         file.seek(0)
         if packed or file.read(4) != b"PK\3\4" or archive.testzip():
             raise ValueError("packed" if packed else "damaged")
@@ -169,6 +178,20 @@ def _check_archive(file: BinaryIO) -> None:
             if info.filename.lower().endswith(".pkl"):
                 pickles.load(archive.read(info), _KNOWN, "checkpoint")
     file.seek(0)
+
+
+def _check_sizes(state: object, size: int) -> None:
+    """Raise for many more bytes than a file has, of parts that share them, and for storages."""
+    left, things = size * _SHARED, [state]
+    while things:
+        thing = things.pop()
+        left -= thing.nbytes if isinstance(thing, Tensor) else sys.getsizeof(thing)
+        if left < 0 or isinstance(thing, UntypedStorage | TypedStorage):
+            raise ValueError("it holds more than tensors and numbers of its size")
+        if isinstance(thing, dict):
+            things += [*thing, *thing.values()]
+        elif isinstance(thing, list | tuple):
+            things += thing
 
 
 def _sum(thing: object) -> object:
