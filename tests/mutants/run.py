@@ -38,7 +38,7 @@ LEFT = ("faults.py",)
 TESTS = (
     ("tests/formats",),
     ("tests/io", "tests/interop", "tests/tools/test_testing.py", "tests/tools/test_stats.py"),
-    tuple(f"tests/distributed/test_{name}.py" for name in ("damage", "partition", "train")),
+    ("tests/distributed/test_damage.py", "tests/distributed/test_partition.py"),
 )
 #: Mutants that no test can kill, with reasons.
 SURVIVORS = HERE / "survivors.txt"
