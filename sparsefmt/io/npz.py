@@ -31,6 +31,7 @@ from .bounded import decoding, fault, writing
 VERSION = 1
 _FORMATS: dict[str, Any] = {kind.format: kind for kind in (COO, CSR, CSC, CBSR, SGT)}
 _MOST_MEMBERS = 1000
+_LONGEST = 1 << 16  # bytes of a text
 _MEND = "copy the file again, or write it with numpy.savez"
 #: Casts and checks of small arrays do not count: a fifth of what ``read`` may take above its
 #: limit, since checks look at parts of large arrays.
@@ -234,6 +235,8 @@ class _Archive:
 
     def text(self, name: str) -> str:
         """Read the text of a member with one string or bytes."""
+        if self._info(name).file_size > _LONGEST:
+            raise self.fault(f'member "{name}" has more than {_LONGEST} bytes: write it again.')
         array = self.load(name)
         if array.shape != () or array.dtype.kind not in "SU":
             raise self.fault(f'member "{name}" is {array.dtype}: it must be one string.')

@@ -78,7 +78,7 @@ def read_all(path: Path, *, max_bytes: int) -> Planetoid:
     with _decoding(path):
         row, col = _adjacency(path, max_bytes)
         n = int(max(n_all - 1, *(ids.max(initial=-1) for ids in (row, col, test)))) + 1
-        width = parts["x"].shape[1] if isinstance(parts["x"], np.ndarray) else 1
+        width = parts["allx"].shape[1] if isinstance(parts["allx"], np.ndarray) else 1
         _check_room(path, f"{n} vertices", n * max(width, 1) * 24, max_bytes)
         places = np.concatenate([np.arange(n_all), test])
         y = np.full(n, -1)

@@ -278,6 +278,23 @@ def test_states_of_an_optimizer_made_to_harm_are_refused_before_a_step(tmp_path,
         restore(path, load_checkpoint(path, facts={}), *model())
 
 
+def test_states_that_share_memory_are_trained_apart(tmp_path):
+    checkpoint(tmp_path)
+    path, weights = tmp_path / "c.pt", []
+    for shared in (False, True):
+        state = load_checkpoint(path, facts={})
+        moment = torch.full((1, 1), 0.5).expand(1, 2)
+        for name in ("exp_avg", "exp_avg_sq"):
+            state["optimizer"]["state"][0][name] = moment if shared else moment.clone()
+        del state["checksum"]
+        torch.save(state, tmp_path / "other.pt")
+        module, optimizer = model()
+        restore(path, load_checkpoint(tmp_path / "other.pt", facts={}), module, optimizer)
+        optimizer.step()
+        weights.append(module.weight)
+    assert torch.equal(*weights)
+
+
 def test_a_checkpoint_states_an_epoch_from_0_and_a_checksum_that_is_right(tmp_path):
     checkpoint(tmp_path)
     path = tmp_path / "c.pt"

@@ -309,6 +309,15 @@ def test_missing_parts_and_objects_that_are_no_matrix_are_refused(tmp_path):
         read_planetoid(save(tmp_path, x=raw))
 
 
+def test_features_that_are_not_all_dense_are_within_max_bytes(tmp_path):
+    wide = {"x": scipy.sparse.csr_matrix((0, 10**5)), "y": ALLY[:0], "ally": ALLY[:0]}
+    wide |= {name: np.zeros((rows, 10**5), np.uint8) for name, rows in {"allx": 0, "tx": 2}.items()}
+    save(tmp_path, **wide)
+    (tmp_path / "ind.tiny.test.index").write_text("5\n900\n")
+    with pytest.raises(FileFormatError, match="901 vertices do not fit in max_bytes=100000000"):
+        read_planetoid(tmp_path, max_bytes=10**8)
+
+
 def test_two_data_sets_in_a_folder_need_a_name(tmp_path):
     save(tmp_path, name="a")
     save(tmp_path, name="b", graph={0: [1]})

@@ -214,6 +214,7 @@ def restore(
         _try_step(optimizer, state["optimizer"])
         module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
+        _copy_tensors(optimizer)
         for group, loaded in zip(own, optimizer.param_groups, strict=True):
             for name in group.keys() - _FREE:
                 if loaded.get(name) != group[name]:
@@ -230,9 +231,14 @@ def _try_step(optimizer: Optimizer, state: dict[str, Any]) -> None:
     kind: Any = type(optimizer)
     trial = kind(groups)
     trial.load_state_dict(state)
-    for values in trial.state.values():  # counts of steps are those of the checkpoint itself
-        values.update({name: x.clone() for name, x in values.items() if isinstance(x, Tensor)})
+    _copy_tensors(trial)
     for group in groups:
         for param in group["params"]:
             param.grad = torch.empty_like(param)
     trial.step()
+
+
+def _copy_tensors(optimizer: Optimizer) -> None:
+    """Copy the tensors of an optimizer's state, which in a checkpoint may share their memory."""
+    for values in optimizer.state.values():
+        values.update({name: x.clone() for name, x in values.items() if isinstance(x, Tensor)})
