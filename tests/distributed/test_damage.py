@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pickle
+import stat
 import time
 import zipfile
 import zlib
@@ -16,6 +17,7 @@ import torch
 
 import sparsefmt
 from sparsefmt import CSR
+from sparsefmt.distributed.job import checkpoint as job_checkpoint
 from sparsefmt.distributed.job.checkpoint import load_checkpoint, restore, save_checkpoint
 from sparsefmt.distributed.job.launch import place_of
 from sparsefmt.distributed.parts.cutting import write_partition
@@ -362,6 +364,27 @@ def test_a_checkpoint_of_another_training_is_refused(saved, name):
 class Evil:
     def __reduce__(self):
         return os.remove, ("never called",)
+
+
+def test_torch_refuses_what_the_first_look_at_a_pickle_would_let_through(saved, monkeypatch):
+    path, *_ = saved
+    rewritten(path, pickle.dumps(Evil(), protocol=2))
+    monkeypatch.setattr(job_checkpoint.pickles, "load", lambda *_: None)
+    with pytest.raises(FileFormatError, match=r"it is no checkpoint \(Weights only load failed"):
+        load_checkpoint(path, facts={})
+
+
+def test_a_checkpoint_and_its_name_reach_the_disk(saved, monkeypatch):
+    path, module, optimizer = saved
+    reached, sync = [], os.fsync
+
+    def noted(number):
+        reached.append(stat.S_ISDIR(os.fstat(number).st_mode))
+        sync(number)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    save_checkpoint(path, module, optimizer, epoch=8, facts={})
+    assert reached == [False, True]  # the file, and the folder
 
 
 @pytest.mark.parametrize("how", ["cut", "empty", "text", "pickle", "other", "list", "lacks"])
