@@ -241,7 +241,7 @@ BAD = {
     "shape": ({"x": frombuffer(b"(K\1(%stt" % LISTS)}, "a shape with other sizes"),
     "long shape": ({"x": frombuffer(b"(" + b"K\1" * 33 + b"t")}, "a tuple as a shape"),
     "large shape": (
-        {"x": frombuffer(b"(\x8a\x09" + bytes(8) + b"\1t")},
+        {"x": frombuffer(b"(\x8a\x09" + bytes(7) + b"\x80\0t")},
         "a shape with other sizes",
     ),
     "half dense": ({"tx": TX}, "allx and tx are not both sparse or both dense"),
