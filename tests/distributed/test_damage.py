@@ -8,6 +8,7 @@ import stat
 import time
 import zipfile
 import zlib
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,7 +19,12 @@ import torch
 import sparsefmt
 from sparsefmt import CSR
 from sparsefmt.distributed.job import checkpoint as job_checkpoint
-from sparsefmt.distributed.job.checkpoint import load_checkpoint, restore, save_checkpoint
+from sparsefmt.distributed.job.checkpoint import (
+    check_writable,
+    load_checkpoint,
+    restore,
+    save_checkpoint,
+)
 from sparsefmt.distributed.job.launch import place_of
 from sparsefmt.distributed.parts.cutting import write_partition
 from sparsefmt.distributed.parts.files import read_part, read_partition
@@ -385,6 +391,16 @@ def test_a_checkpoint_and_its_name_reach_the_disk(saved, monkeypatch):
     monkeypatch.setattr(os, "fsync", noted)
     save_checkpoint(path, module, optimizer, epoch=8, facts={})
     assert reached == [False, True]  # the file, and the folder
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("c.pt", ""), ("", "it is a folder"), ("no/c.pt", r"no: no such folder for a checkpoint")],
+)
+def test_where_a_checkpoint_may_be_written(tmp_path, name, text):
+    with pytest.raises(FileFormatError, match=text) if text else nullcontext():
+        check_writable(tmp_path / name)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("how", ["cut", "empty", "text", "pickle", "other", "list", "lacks"])

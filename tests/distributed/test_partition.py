@@ -93,6 +93,23 @@ def test_small_and_empty_graphs_have_parts(tmp_path, n, count, by):
     assert triples(together(tmp_path / "parts", 4)[0]) == triples(ends)
     pieces = write_partition([ends], tmp_path / "pieces", 4, partitioner=by, num_nodes=n)
     assert pieces.fingerprint == said.fingerprint
+    folders = sorted(path.name for path in (tmp_path / "parts").iterdir() if path.is_dir())
+    assert folders == [f"part{part}" for part in range(4)]
+
+
+@pytest.mark.parametrize("ends", [([9], [0]), ([0], [9])])
+def test_the_largest_end_of_an_edge_counts_the_vertices(tmp_path, ends):
+    assert write_partition([tuple(map(np.array, ends))], tmp_path / "parts", 1).vertices == 10
+
+
+def test_a_fingerprint_is_that_of_earlier_releases(tmp_path):
+    ends = np.arange(6)
+    data = {"features": np.eye(6, 2), "labels": ends % 2, "masks": {"train": ends < 3}}
+    pieces = [(ends, ends[::-1], ends + 0.5)]
+    assert (
+        write_partition(pieces, tmp_path / "parts", 2, **data).graph
+        == "0547bf202922e925b830553b88c0a3cd"
+    )
 
 
 def test_a_fingerprint_knows_graph_and_data_but_not_parts_or_order(tmp_path):
@@ -229,6 +246,7 @@ def test_balanced_parts_begin_at_the_border_that_is_nearer_to_their_share():
         ends = np.append(0, np.cumsum(degrees + 1))
         wanted = [np.abs(ends - ends[-1] * p / parts).argmin() for p in range(parts + 1)]
         assert bounds_of_degrees(degrees, parts) == tuple(wanted)
+    assert balanced(graph_of(edges_of()), 1) == (0, N)
 
 
 @pytest.mark.parametrize(

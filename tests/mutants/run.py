@@ -218,6 +218,8 @@ def outcome(code: int, folder: Path) -> tuple[str, str]:
         return "killed", signal.Signals(-code).name
     if code in (1, 2) and (folder / "note").is_file():
         return "killed", pickle.loads((folder / "note").read_bytes())["failed"]
+    if code == 4:  # all were collected before
+        return "killed", "conftest.py (import)"
     if code == 0:
         return "survived", ""
     return "survived", f"pytest ended with {code}: {(folder / 'output').read_text()[-300:]}"
