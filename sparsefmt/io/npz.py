@@ -31,6 +31,7 @@ from .bounded import decoding, fault, unzipped, writing
 VERSION = 1
 _FORMATS: dict[str, Any] = {kind.format: kind for kind in (COO, CSR, CSC, CBSR, SGT)}
 _MOST_MEMBERS = 1000
+_LONGEST = 1 << 16  # bytes of a text
 _MEND = "copy the file again, or write it with numpy.savez"
 #: Casts and checks of small arrays do not count: a fifth of what ``read`` may take above its
 #: limit, since checks look at parts of large arrays.
@@ -97,17 +98,20 @@ def csr_blocks(
     with ExitStack() as stack:
         file = stack.enter_context(path.open("rb"))
         archive = stack.enter_context(_Archive(path, file, max_bytes))
-        stored = "csr"
+        stored, weighted = "csr", "data" in archive.members
         if "sparsefmt" in archive.members:
             header = _versioned_header(archive)
             stored = "other" if header["values"] == "bfloat16" else header["format"]
+            weighted = header["values"] is not None
         elif "format" in archive.members:
-            stored = archive.text("format")
-        return _csr_blocks(archive, length, stack.pop_all()) if stored == "csr" else None
+            stored, weighted = archive.text("format"), True
+        if stored != "csr":
+            return None
+        return _csr_blocks(archive, length, weighted, stack.pop_all())
 
 
 def _csr_blocks(
-    archive: "_Archive", length: int, files: ExitStack
+    archive: "_Archive", length: int, weighted: bool, files: ExitStack
 ) -> Iterator[tuple[tuple[int, int], Array, Array, Array | None]]:
     with files:
         shape = checks.shape(archive.load("shape"))
@@ -115,7 +119,6 @@ def _csr_blocks(
         nnz = int(indptr[-1]) if indptr.shape == (shape[0] + 1,) else -1
         if nnz < 0 or indptr[0] or (indptr[1:] < indptr[:-1]).any():
             raise archive.fault(f"indptr does not ascend from 0 over {shape[0]} rows: {_MEND}.")
-        weighted = "data" in archive.members
         spare = "format" in archive.members  # SciPy's, whose arrays may be longer
         columns = archive.blocks("indices", length)
         values = archive.blocks("data", length) if weighted else repeat(None)
@@ -198,15 +201,19 @@ class _Archive:
         """Return the error for a malformed archive; ``why`` ends with the mend."""
         return fault(self.path, why)
 
-    def load(self, name: str) -> Array:
-        """Read the array of that name."""
+    def _info(self, name: str) -> zipfile.ZipInfo:
+        """Return what the directory says of a member; raise if there is none."""
         if name not in self.members:
             present = repr(", ".join(self.members))[1:-1] or "none"  # on one line
             raise self.fault(
                 f'member "{name}" is missing (there are {present}): '
                 "write indptr, indices and shape, or use sparsefmt.write.",
             )
-        info = self.members[name]
+        return self.members[name]
+
+    def load(self, name: str) -> Array:
+        """Read the array of that name."""
+        info = self._info(name)
         self._check_size(name, info)
         what = f'member "{name}" is damaged'
         with decoding(self.path, what, _MEND), allocating(f"{self.path}: {name}"):
@@ -218,7 +225,7 @@ class _Archive:
 
     def blocks(self, name: str, length: int) -> Iterator[Array]:
         """Yield a vector in pieces of at most ``length`` numbers, without a limit in total."""
-        info = self.members[name]
+        info = self._info(name)
         self._check_claim(name, info)
         what = f'member "{name}" is damaged'
         with decoding(self.path, what, _MEND), self.zip.open(info) as member:
@@ -230,6 +237,8 @@ class _Archive:
 
     def text(self, name: str) -> str:
         """Read the text of a member with one string or bytes."""
+        if self._info(name).file_size > _LONGEST:
+            raise self.fault(f'member "{name}" has more than {_LONGEST} bytes: write it again.')
         array = self.load(name)
         if array.shape != () or array.dtype.kind not in "SU":
             raise self.fault(f'member "{name}" is {array.dtype}: it must be one string.')

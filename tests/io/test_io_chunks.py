@@ -72,3 +72,18 @@ def test_an_edge_list_without_edges_has_to_say_so(tmp_path):
     (tmp_path / "g.txt").write_text("# nothing\n")
     with pytest.raises(FileFormatError, match="no edge in it"):
         list(read_chunks(tmp_path / "g.txt"))
+
+
+@pytest.mark.parametrize("kind", ["plain", "SciPy"])
+@pytest.mark.parametrize("name", ["indptr", "indices", "shape", "data"])
+def test_a_member_that_is_missing_is_missing_in_pieces_too(tmp_path, kind, name):
+    S = to_scipy(matrix(weighted=True).tocsr())
+    members = {"indptr": S.indptr, "indices": S.indices, "shape": S.shape, "data": S.data}
+    del members[name]
+    np.savez(tmp_path / "g.npz", **members, **{"format": b"csr"} if kind == "SciPy" else {})
+    if (kind, name) == ("plain", "data"):
+        assert [piece.weight for piece in read_chunks(tmp_path / "g.npz")] == [None]
+        return
+    for act in (lambda path: list(read_chunks(path)), read):
+        with pytest.raises(FileFormatError, match=rf'g\.npz: member "{name}" is missing'):
+            act(tmp_path / "g.npz")

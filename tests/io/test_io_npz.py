@@ -154,7 +154,8 @@ BAD_MEMBERS = {
 
 BAD_OWN = {
     "no JSON": ({"sparsefmt": "{"}, 'member "sparsefmt" is no JSON'),
-    "deep JSON": ({"sparsefmt": "[" * 100_000}, 'member "sparsefmt" is no JSON'),
+    "deep JSON": ({"sparsefmt": "[" * 10_000}, 'member "sparsefmt" is no JSON'),
+    "long JSON": ({"sparsefmt": "[" * 20_000}, 'member "sparsefmt" has more than 65536 bytes'),
     "a list": ({"sparsefmt": "[]"}, r'member "sparsefmt" is \[\]: it must give version 1'),
     "numbers": ({"sparsefmt": np.ones(3)}, 'member "sparsefmt" is float64: it must be one string'),
     "two strings": ({"sparsefmt": ["a", "b"]}, "it must be one string"),

@@ -33,7 +33,8 @@ _KNOWN = {
     "encode": r"_codecs\.encode",
     "set": r"(builtins|__builtin__)\.set",
     "complex": r"(builtins|__builtin__)\.complex",
-    "storage": r"torch\.(\w+Storage|storage\.UntypedStorage|Size|device|\w*(float|int|bool)\w*)",
+    "type": r"torch\.(\w+Storage|storage\.UntypedStorage|\w*(float|int|bool)\w*)",
+    "value": r"torch\.(Size|device)",
 }
 #: Options of an optimizer that may differ: ``train`` sets them, or what is theirs alone.
 _FREE = ("params", "lr", "weight_decay")
@@ -201,8 +202,9 @@ def _check_archive(file: BinaryIO, *, is_whole: bool) -> None:
         pickled = [info for info in infos if info.filename.lower().endswith(".pkl")]
         if any(info.compress_type for info in infos):
             raise ValueError("packed")
+        shared = sum(info.file_size for info in infos) > file.seek(0, os.SEEK_END)
         file.seek(0)
-        if file.read(4) != b"PK\3\4" or not (is_whole or archive.testzip() is None):
+        if shared or file.read(4) != b"PK\3\4" or not (is_whole or archive.testzip() is None):
             raise ValueError("damaged")
         if len(pickled) != 1 or pickled[0].file_size > _MOST_PICKLED:
             raise ValueError(f"{len(pickled)} pickles, or of more than {_MOST_PICKLED} bytes")
@@ -294,6 +296,8 @@ def restore(
                     _check_moments(state["optimizer"]["state"].get(number), group, param)
         module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
+        for values in optimizer.state.values():  # which in a checkpoint may share their memory
+            values.update({name: x.clone() for name, x in values.items() if isinstance(x, Tensor)})
     return int(state["epoch"])
 
 

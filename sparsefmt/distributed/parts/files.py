@@ -41,7 +41,7 @@ _ALLOWED = {
     **dict.fromkeys(MASKS, ("bool",)),
 }
 _MEND = "copy the folder again, or write it with sparsefmt partition"
-_MOST = 1 << 23  # bytes of a header
+_MOST = 5 << 20  # bytes of a header: 8 arrays of 8192 parts take 4 MB
 HEAD_BYTES = 128  # of a .npy before its numbers, as NumPy writes them
 _BLOCK = 1 << 22  # bytes of a file
 _NUMBERS = 1 << 20  # of an array that are summed together
