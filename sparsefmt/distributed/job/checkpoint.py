@@ -156,6 +156,8 @@ def load_checkpoint(path: str | os.PathLike[str], *, facts: Mapping[str, Any]) -
         If a later version of this package wrote it, or it is a device, pipe or socket.
     FileNotFoundError, OSError
         As the operating system reports them.
+    OutOfMemoryError
+        If memory runs out.
     """
     source = named(path)
     check_regular(source)
@@ -209,7 +211,7 @@ def _check_archive(file: BinaryIO, *, is_whole: bool) -> None:
         if len(pickled) != 1 or pickled[0].file_size > _MOST_PICKLED:
             raise ValueError(f"{len(pickled)} pickles, or of more than {_MOST_PICKLED} bytes")
         raw = archive.read(pickled[0])
-        if sum(map(raw.count, b"])}\x85\x86\x87")) > _MOST_CONTAINERS:
+        if sum(map(raw.count, b"(])}\x85\x86\x87")) > _MOST_CONTAINERS:
             raise ValueError(f"more than {_MOST_CONTAINERS} lists, tuples and dictionaries")
         pickles.load(raw, _KNOWN, "checkpoint")
     file.seek(0)
