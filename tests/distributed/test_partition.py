@@ -464,7 +464,7 @@ def test_a_folder_of_an_earlier_release_needs_no_checksum(folder):
     said = json.loads(path.read_text())
     del said["checksum"]
     path.write_text(json.dumps(said))
-    with pytest.raises(errors.FileFormatError, match="but it says NoneType: it is damaged; copy"):
+    with pytest.raises(errors.FileFormatError, match="its checksum is no number: it is dam"):
         read_partition(folder)
     path.write_text(json.dumps(said | {"format": 1}))
     assert triples(together(folder, 3)[0]) == triples(edges_of())
