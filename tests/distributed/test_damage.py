@@ -6,6 +6,7 @@ import os
 import pickle
 import stat
 import time
+import tracemalloc
 import zipfile
 import zlib
 from contextlib import nullcontext
@@ -124,6 +125,7 @@ PARTS = {
     "cut": npy(THREE)[:-1],
     "empty": b"",
     "objects": npy(THREE, words=[(b"<i4", b"|O")]),
+    "long header": npy(THREE, words=[(b"NUMPY\1\0", b"NUMPY\2\0")]),  # 600 MB of it
     "labels": npy(THREE.astype(np.int64)),  # of two classes
 }
 
@@ -140,8 +142,12 @@ def test_arrays_of_parts_made_to_harm_are_refused(tmp_path, name):
     said["files"][f"part1/{array}.npy"][0] -= difference  # so that edges are as many in all
     said["checksum"] = checksums.checksum(said)
     header.write_text(json.dumps(said))
+    tracemalloc.start()
     with pytest.raises(FileFormatError, match=r"part0.*: copy the folder again"):
         read()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20 * 2**20
 
 
 def test_ranks_and_parts_have_a_limit(tmp_path):
