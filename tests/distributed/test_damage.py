@@ -126,14 +126,17 @@ PARTS = {
     "empty": b"",
     "objects": npy(THREE, words=[(b"<i4", b"|O")]),
     "long header": npy(THREE, words=[(b"NUMPY\1\0", b"NUMPY\2\0")]),  # 600 MB of it
+    "other dtype": npy(THREE.astype(np.int64)),
     "labels": npy(THREE.astype(np.int64)),  # of two classes
+    "fewer labels": npy(np.zeros(2, np.int64)),
+    "labels in columns": npy(np.zeros((3, 1), np.int64)),
 }
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_arrays_of_parts_made_to_harm_are_refused(tmp_path, name):
     read, raw = partition(tmp_path), PARTS[name]
-    array = "labels" if name == "labels" else "source"
+    array = "labels" if "labels" in name else "source"
     (tmp_path / f"parts/part0/{array}.npy").write_bytes(raw)
     header = tmp_path / "parts/partition.json"
     said = json.loads(header.read_text())
@@ -407,6 +410,9 @@ def test_where_a_checkpoint_may_be_written(tmp_path, name, text):
     with pytest.raises(FileFormatError, match=text) if text else nullcontext():
         check_writable(tmp_path / name)
     assert not list(tmp_path.iterdir())
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UnsupportedError, match=r"pipe: it is a device, pipe or socket"):
+        check_writable(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize("how", ["cut", "empty", "text", "pickle", "other", "list", "lacks"])
