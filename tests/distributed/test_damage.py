@@ -325,6 +325,8 @@ def test_a_checkpoint_states_an_epoch_from_0_and_a_checksum_that_is_right(tmp_pa
     module, optimizer = model()
     assert restore(path, load_checkpoint(path, facts={}), module, optimizer) == 7
     assert torch.equal(module.weight, state["model"]["weight"])
+    torch.save(state | {"epoch": 0}, path)
+    assert load_checkpoint(path, facts={})["epoch"] == 0
     torch.save(state | {"epoch": -1}, path)
     with pytest.raises(FileFormatError, match=r"its epoch is -1 but none is below 0"):
         load_checkpoint(path, facts={})
