@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from itertools import repeat
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any, BinaryIO, Literal
 
 import numpy as np
@@ -44,13 +45,15 @@ def array_header(
     path: Path, what: str, stream: IO[bytes], size: int
 ) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Read the header of a ``.npy`` of ``size`` bytes: shape, whether by columns, and dtype."""
-    version = np.lib.format.read_magic(stream)
+    # NumPy asks for as many bytes as a header claims, which are allocated before they are read.
+    head: Any = SimpleNamespace(read=lambda length: stream.read(min(length, size)))
+    version = np.lib.format.read_magic(head)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"version {version} of the .npy format")
     read = np.lib.format.read_array_header_1_0
     if version == (2, 0):
         read = np.lib.format.read_array_header_2_0
-    shape, by_columns, dtype = read(stream)
+    shape, by_columns, dtype = read(head)
     if dtype.hasobject:
         raise fault(
             path,

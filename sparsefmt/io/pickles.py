@@ -107,8 +107,7 @@ class _Unpickler(pickle._Unpickler):
         wanted = f"{module}.{name}"
         for kind, pattern in self._known.items():
             if re.fullmatch(pattern, wanted):
-                new: Any = self._classes.get(kind) or type(kind, (_BASES.get(kind, Record),), {})
-                new.kind = kind
+                new = type(kind, (_BASES.get(kind, Record),), {"kind": kind})
                 return self._classes.setdefault(kind, new)
         raise pickle.UnpicklingError(f"it asks for {wanted}, which no {self._needs} needs")
 

@@ -98,6 +98,9 @@ def test_where_a_checkpoint_may_be_written(tmp_path, name, text):
     with pytest.raises(FileFormatError, match=text) if text else nullcontext():
         check_writable(tmp_path / name)
     assert not list(tmp_path.iterdir())
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UnsupportedError, match=r"pipe: it is a device, pipe or socket"):
+        check_writable(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize("how", ["cut", "empty", "text", "pickle", "other", "list", "lacks"])

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import time
+import tracemalloc
 import zipfile
 import zlib
 from dataclasses import asdict
@@ -120,14 +121,18 @@ PARTS = {
     "cut": npy(THREE)[:-1],
     "empty": b"",
     "objects": npy(THREE, words=[(b"<i4", b"|O")]),
+    "long header": npy(THREE, words=[(b"NUMPY\1\0", b"NUMPY\2\0")]),  # 600 MB of it
+    "other dtype": npy(THREE.astype(np.int64)),
     "labels": npy(THREE.astype(np.int64)),  # of two classes
+    "fewer labels": npy(np.zeros(2, np.int64)),
+    "labels in columns": npy(np.zeros((3, 1), np.int64)),
 }
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_arrays_of_parts_made_to_harm_are_refused(tmp_path, name):
     read, raw = partition(tmp_path), PARTS[name]
-    array = "labels" if name == "labels" else "source"
+    array = "labels" if "labels" in name else "source"
     (tmp_path / f"parts/part0/{array}.npy").write_bytes(raw)
     header = tmp_path / "parts/partition.json"
     said = json.loads(header.read_text())
@@ -136,8 +141,12 @@ def test_arrays_of_parts_made_to_harm_are_refused(tmp_path, name):
     said["files"][f"part1/{array}.npy"][0] -= difference  # so that edges are as many in all
     said["checksum"] = checksums.checksum(said)
     header.write_text(json.dumps(said))
+    tracemalloc.start()
     with pytest.raises(FileFormatError, match=r"part0.*: copy the folder again"):
         read()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20 * 2**20
 
 
 def test_a_file_that_is_replaced_while_it_is_read_changes_nothing(tmp_path, monkeypatch):
@@ -384,6 +393,8 @@ def test_a_checkpoint_states_an_epoch_from_0_and_a_checksum_that_is_right(tmp_pa
     module, optimizer = model()
     assert restore(path, load_checkpoint(path, facts={}), module, optimizer) == 7
     assert torch.equal(module.weight, state["model"]["weight"])
+    torch.save(state | {"epoch": 0}, path)
+    assert load_checkpoint(path, facts={})["epoch"] == 0
     torch.save(state | {"epoch": -1}, path)
     with pytest.raises(FileFormatError, match=r"its epoch is -1 but none is below 0"):
         load_checkpoint(path, facts={})

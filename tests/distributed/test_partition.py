@@ -414,6 +414,8 @@ HEADERS = {
     "binary": lambda said: b"\x80\x04\xff",
     "deep": lambda said: b"[" * 100_000,
     "no format": lambda said: {k: v for k, v in said.items() if k != "format"},
+    "format 0": lambda said: said | {"format": 0},
+    "no width": lambda said: {k: v for k, v in said.items() if k != "width"},
     "no bounds": lambda said: {k: v for k, v in said.items() if k != "bounds"},
     "bounds": lambda said: said | {"bounds": [0, 40, 20, N]},
     "one bound": lambda said: said | {"bounds": [0]},
