@@ -5,7 +5,7 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -177,38 +177,64 @@ def scipy_loops() -> Any:
     return module
 
 
-def add_product(shape: tuple[int, int], A: tuple[Array, Array, Array], X: Array, Y: Array) -> None:
+#: Where blocks of rows begin, and where the rows begin among the blocks.
+Blocks: TypeAlias = tuple[Array, Array]
+
+
+def blocks_of(indptr: Array) -> list[Blocks]:
+    """Return blocks of rows, then blocks of those, until none has more than ``SHORT`` summands.
+
+    A short row is one block, and there are none of short rows alone.
+    """
+    levels: list[Blocks] = []
+    while indptr[-1] > SHORT:
+        lengths = indptr[1:] - indptr[:-1]
+        if lengths.max() <= SHORT:
+            break
+        counts = np.where(lengths > SHORT, -(-lengths // BLOCK), 1)
+        ends = offsets(counts, indptr.dtype)
+        places = np.arange(ends[-1], dtype=indptr.dtype) - np.repeat(ends[:-1], counts)
+        begins = np.append(np.repeat(indptr[:-1], counts) + places * BLOCK, indptr[-1])
+        levels.append((begins, ends))
+        indptr = ends
+    return levels
+
+
+def add_product(
+    shape: tuple[int, int],
+    A: tuple[Array, Array, Array],
+    X: Array,
+    Y: Array,
+    levels: list[Blocks],
+) -> None:
     """Add ``A X`` to ``Y`` for a CSR ``(indptr, indices, data)``, in the order of the entries.
 
     ``X`` and ``Y`` are contiguous and of the dtype of ``data``, float32 or float64.  The sum of a
-    long row is the sum of those of its blocks.
+    long row is the sum of those of its blocks, which are ``blocks_of(indptr)``.
     """
-    indptr, (n_rows, feat) = A[0], (shape[0], X.shape[1])
-    lengths = indptr[1:] - indptr[:-1]
-    if len(A[1]) > SHORT and lengths.max() > SHORT:
-        blocks = np.where(lengths > SHORT, -(-lengths // BLOCK), 1)
-        ends = offsets(blocks, indptr.dtype)
-        places = np.arange(ends[-1], dtype=indptr.dtype) - np.repeat(ends[:-1], blocks)
-        begins = np.append(np.repeat(indptr[:-1], blocks) + places * BLOCK, indptr[-1])
-        sums, ones = np.zeros((len(places), feat), Y.dtype), np.ones(len(places), Y.dtype)
-        scipy_loops().csr_matvecs(
-            len(places), shape[1], feat, begins, *A[1:], X.reshape(-1), sums.reshape(-1)
-        )
-        numbers = np.arange(len(places), dtype=indptr.dtype)
-        add_product((n_rows, len(places)), (ends, numbers, ones), sums, Y)
-        return
-    scipy_loops().csr_matvecs(n_rows, shape[1], feat, *A, X.reshape(-1), Y.reshape(-1))
+    add, n_cols = scipy_loops().csr_matvecs, shape[1]
+    for begins, ends in levels:
+        n_blocks = len(begins) - 1
+        sums = np.zeros((n_blocks, X.shape[1]), Y.dtype)
+        add(n_blocks, n_cols, X.shape[1], begins, *A[1:], X.reshape(-1), sums.reshape(-1))
+        A, X = (ends, np.arange(n_blocks, dtype=ends.dtype), np.ones(n_blocks, Y.dtype)), sums
+        n_cols = n_blocks
+    add(shape[0], n_cols, X.shape[1], *A, X.reshape(-1), Y.reshape(-1))
 
 
 def add_transposed_product(
-    shape: tuple[int, int], A: tuple[Array, Array, Array], X: Array, Y: Array
+    shape: tuple[int, int],
+    A: tuple[Array, Array, Array],
+    X: Array,
+    Y: Array,
+    levels: list[Blocks],
 ) -> None:
-    """Add ``A' X`` to ``Y`` for a CSR of that shape, in the order of the entries."""
+    """Add ``A' X`` to ``Y`` for a CSR of that shape, with the blocks of its columns."""
     loops, (indptr, indices, data) = scipy_loops(), A
-    if len(indices) > SHORT and np.bincount(indices).max() > SHORT:
+    if levels:
         T = np.empty(shape[1] + 1, indptr.dtype), np.empty_like(indices), np.empty_like(data)
         loops.csr_tocsc(*shape, *A, *T)
-        add_product(shape[::-1], T, X, Y)
+        add_product(shape[::-1], T, X, Y, levels)
         return
     loops.csc_matvecs(*shape[::-1], X.shape[1], *A, X.reshape(-1), Y.reshape(-1))
 

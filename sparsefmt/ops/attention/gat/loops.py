@@ -38,7 +38,7 @@ from ...engine.loops import (
     rows_of,
     writing,
 )
-from ...engine.small import packed, wide
+from ...engine.small import longest_row, packed, wide
 from ...engine.structure import transposed
 from ..score import Dropping, Forward, GatArguments, heads_and_feat, shape_of
 from . import small
@@ -476,7 +476,7 @@ def _case_of(A: CSR, args: GatArguments) -> tuple[Scores, Sizes, Dropping]:
     """Return what all loops over rows read."""
     kind = type_of_sums(args.h)
     terms = (np.empty(0, kind) if a is None else packed(a) for a in args[1:5])
-    longest = int(np.diff(A.indptr).max(initial=0)) + bool(args.loops)
+    longest = longest_row(A) + bool(args.loops)
     sizes = *heads_and_feat(args.h), longest, narrow(kind, args.slope), bool(args.loops)
     return Scores(*terms), Sizes(*sizes), dropping_of(args.dropout, args.seed, kind)
 
