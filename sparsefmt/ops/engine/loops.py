@@ -130,21 +130,22 @@ def by_blocks(add_some: Callable[..., Any]) -> Callable[..., Any]:
     """Make a function that adds up all entries of a row of one that adds up some.
 
     That one takes lanes of 0, first and last entry, exclusive, and what it reads.  A long row's sum
-    has the error of one block's; a short row is one block.
+    has the error of one block's; a short row is one block.  Where lanes are entries it adds up
+    ``step`` of them at a time.
     """
     some: Any = inlined(add_some)
 
     @inlined
-    def add_up(zero: Run, start: Int, stop: Int, args: Inputs) -> Any:
+    def add_up(zero: Run, start: Int, stop: Int, args: Inputs, step: Int = 1) -> Any:
         first, last, total, lost = start, stop, zero, zero
-        if stop - start > SHORT:
-            last = start + BLOCK
+        if stop - start > SHORT * step:
+            last = start + BLOCK * step
         while True:
             sums = some(zero, first, last, args)
             if last == stop:
                 break
             total, lost = plus_block(total, lost, sums)
-            first, last = last, min(last + BLOCK, stop)
+            first, last = last, min(last + BLOCK * step, stop)
         if first > start:
             total, lost = plus_block(total, lost, sums)
             sums = rounded(zero, total, lost)
