@@ -64,6 +64,8 @@ INLINED: Any = {
     "_nrt": False,
 }
 inlined: Callable[[Loop], Loop] = numba.njit(**INLINED)
+#: A function of its own: of what is rare, so that registers are for the rest.
+apart: Callable[[Loop], Loop] = numba.njit(**{**INLINED, "forceinline": False})
 
 
 @inlined
@@ -161,7 +163,7 @@ def rounded(zero: Run, total: Run, lost: Run) -> Any:
     return where(endless, total, add_product(total, 1, lost))
 
 
-@inlined
+@apart
 def move_block(Y: Array, at: Int, feat: Int, totals: Array, factor: float, last: bool) -> None:
     """Move the sums of a block, ``feat`` values of ``Y``, to totals that grew ``factor`` times.
 
