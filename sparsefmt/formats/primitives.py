@@ -5,7 +5,7 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -222,21 +222,41 @@ def add_product(
     add(shape[0], n_cols, X.shape[1], *A, X.reshape(-1), Y.reshape(-1))
 
 
+class LongColumns(NamedTuple):
+    """The entries of a CSR in columns of more than ``SHORT``, as a CSR of its own, transposed."""
+
+    columns: Array
+    places: Array  #: of the entries among all
+    indptr: Array
+    rows: Array
+    levels: list[Blocks]
+
+
+def long_columns_of(indptr: Array, indices: Array, n_cols: int) -> LongColumns:
+    """Return the entries of long columns."""
+    lengths = np.bincount(indices, minlength=n_cols)
+    columns = np.flatnonzero(lengths > SHORT)
+    places = np.flatnonzero((lengths > SHORT)[indices]) if len(columns) else columns
+    places = places[np.argsort(indices[places], kind="stable")]
+    rows = (np.searchsorted(indptr, places, "right") - 1).astype(indptr.dtype)
+    ends = offsets(lengths[columns], indptr.dtype)
+    return LongColumns(columns, places, ends, rows, blocks_of(ends))
+
+
 def add_transposed_product(
     shape: tuple[int, int],
     A: tuple[Array, Array, Array],
     X: Array,
     Y: Array,
-    levels: list[Blocks],
+    long: LongColumns,
 ) -> None:
-    """Add ``A' X`` to ``Y`` for a CSR of that shape, with the blocks of its columns."""
-    loops, (indptr, indices, data) = scipy_loops(), A
-    if levels:
-        T = np.empty(shape[1] + 1, indptr.dtype), np.empty_like(indices), np.empty_like(data)
-        loops.csr_tocsc(*shape, *A, *T)
-        add_product(shape[::-1], T, X, Y, levels)
-        return
-    loops.csc_matvecs(*shape[::-1], X.shape[1], *A, X.reshape(-1), Y.reshape(-1))
+    """Add ``A' X`` to ``Y`` for a CSR of that shape, long columns block by block."""
+    sums = Y[long.columns]
+    scipy_loops().csc_matvecs(*shape[::-1], X.shape[1], *A, X.reshape(-1), Y.reshape(-1))
+    if len(sums):
+        of_columns = long.indptr, long.rows, A[2][long.places]
+        add_product((len(sums), shape[0]), of_columns, X, sums, long.levels)
+        Y[long.columns] = sums
 
 
 #: A warp finds the first segment of its run of entries; each lane walks on from its last one.

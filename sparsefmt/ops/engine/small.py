@@ -63,14 +63,11 @@ def blocks_of(A: CSR) -> list[primitives.Blocks]:
     return A._built().ask("blocks", lambda: primitives.blocks_of(A.indptr))
 
 
-def blocks_of_columns(A: CSR) -> list[primitives.Blocks]:
-    """Return the blocks of long columns, kept with the structure."""
-
-    def build() -> list[primitives.Blocks]:
-        lengths = np.bincount(A.indices, minlength=A.n_cols)
-        return primitives.blocks_of(primitives.offsets(lengths, A.index_dtype))
-
-    return A._built().ask("blocks of columns", build)
+def long_columns_of(A: CSR) -> primitives.LongColumns:
+    """Return the entries of long columns, kept with the structure."""
+    return A._built().ask(
+        "long columns", lambda: primitives.long_columns_of(A.indptr, A.indices, A.n_cols)
+    )
 
 
 def longest_row(A: CSR) -> int:
