@@ -64,6 +64,8 @@ INLINED: Any = {
     "_nrt": False,
 }
 inlined: Callable[[Loop], Loop] = numba.njit(**INLINED)
+#: A function of its own: of what is rare, so that registers are for the rest.
+apart: Callable[[Loop], Loop] = numba.njit(**{**INLINED, "forceinline": False})
 
 
 @inlined
@@ -130,21 +132,22 @@ def by_blocks(add_some: Callable[..., Any]) -> Callable[..., Any]:
     """Make a function that adds up all entries of a row of one that adds up some.
 
     That one takes lanes of 0, first and last entry, exclusive, and what it reads.  A long row's sum
-    has the error of one block's; a short row is one block.
+    has the error of one block's; a short row is one block.  Where lanes are entries it adds up
+    ``step`` of them at a time.
     """
     some: Any = inlined(add_some)
 
     @inlined
-    def add_up(zero: Run, start: Int, stop: Int, args: Inputs) -> Any:
+    def add_up(zero: Run, start: Int, stop: Int, args: Inputs, step: Int = 1) -> Any:
         first, last, total, lost = start, stop, zero, zero
-        if stop - start > SHORT:
-            last = start + BLOCK
+        if stop - start > SHORT * step:
+            last = start + BLOCK * step
         while True:
             sums = some(zero, first, last, args)
             if last == stop:
                 break
             total, lost = plus_block(total, lost, sums)
-            first, last = last, min(last + BLOCK, stop)
+            first, last = last, min(last + BLOCK * step, stop)
         if first > start:
             total, lost = plus_block(total, lost, sums)
             sums = rounded(zero, total, lost)
@@ -160,7 +163,7 @@ def rounded(zero: Run, total: Run, lost: Run) -> Any:
     return where(endless, total, add_product(total, 1, lost))
 
 
-@inlined
+@apart
 def move_block(Y: Array, at: Int, feat: Int, totals: Array, factor: float, last: bool) -> None:
     """Move the sums of a block, ``feat`` values of ``Y``, to totals that grew ``factor`` times.
 
