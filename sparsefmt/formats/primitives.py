@@ -189,7 +189,7 @@ def blocks_of(indptr: Array) -> list[Blocks]:
     levels: list[Blocks] = []
     while indptr[-1] > SHORT:
         lengths = indptr[1:] - indptr[:-1]
-        if lengths.max() <= SHORT:
+        if np.maximum.reduce(lengths) <= SHORT:  # 1 µs less than ``lengths.max()``
             break
         counts = np.where(lengths > SHORT, -(-lengths // BLOCK), 1)
         ends = offsets(counts, indptr.dtype)

@@ -182,6 +182,27 @@ def test_long_rows_round_like_short_ones(case, dtype, feat, count):
         assert (error <= math.log2(count) * info.eps * abs(exact))[sure].all()
 
 
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("feat", [4, 6], ids=["small", "compiled"])
+@every_function
+def test_long_rows_are_infinite_where_short_ones_are(case, feat, value):
+    """One of the features, at each entry."""
+    kept = {name: value for name, value in case.options.items() if name not in MASK}
+    case, signs = replace(case, options=kept), []
+    for count in (400, 3000):
+        A, args = rows_of_equals(case, count, np.float32, feat)
+        for arg in args.values():
+            features = arrays_of(arg)[-1]
+            if features.ndim > 1:
+                features[..., 1] = value
+                break
+        with np.errstate(all="ignore"):
+            results = case.run(A, args)
+        signs.append([np.where(np.isfinite(a), 0, np.sign(a)) for a in results])
+    for short, long in zip(*signs, strict=True):
+        np.testing.assert_array_equal(short[:2], long[:2])
+
+
 @long_counts
 @every_dtype
 def test_gradients_of_attention_values_add_up_over_a_long_row(dtype, count):

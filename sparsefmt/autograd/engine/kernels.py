@@ -211,19 +211,20 @@ def _against_bags(
 def _sums_of_bags(X: Tensor, indices: Tensor, indptr: Array, weights: Tensor | None) -> Array:
     """Compute sums of the rows of ``X`` in each bag, large results in parts."""
     starts, n = torch.from_numpy(indptr), len(indptr) - 1
+    row_bytes = X.shape[1] * X.element_size()
+    if n * row_bytes <= _MOST_OF_A_RESULT:
+        bags: Array = torch.embedding_bag(X, indices, starts, False, 0, False, weights, True)[
+            0
+        ].numpy()
+        return bags
     out = np.empty((n, X.shape[1]), X.numpy().dtype)
-    rows = n
-    if out.nbytes > _MOST_OF_A_RESULT:
-        rows = max(_PART * torch.get_num_threads() // out[:1].nbytes, 1)
+    rows = max(_PART * torch.get_num_threads() // row_bytes, 1)
     for row in range(0, n, rows):
         ends = starts[row : row + rows + 1]
         first, last = int(ends[0]), int(ends[-1])
         shares = None if weights is None else weights[first:last]
         inputs = X, indices[first:last], ends - first if first else ends
-        bags: Array = torch.embedding_bag(*inputs, False, 0, False, shares, True)[0].numpy()
-        if rows == n:
-            return bags
-        out[row : row + rows] = bags
+        out[row : row + rows] = torch.embedding_bag(*inputs, False, 0, False, shares, True)[0]
     return out
 
 
