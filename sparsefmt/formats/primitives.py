@@ -5,7 +5,7 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -177,40 +177,86 @@ def scipy_loops() -> Any:
     return module
 
 
-def add_product(shape: tuple[int, int], A: tuple[Array, Array, Array], X: Array, Y: Array) -> None:
+#: Where blocks of rows begin, and where the rows begin among the blocks.
+Blocks: TypeAlias = tuple[Array, Array]
+
+
+def blocks_of(indptr: Array) -> list[Blocks]:
+    """Return blocks of rows, then blocks of those, until none has more than ``SHORT`` summands.
+
+    A short row is one block, and there are none of short rows alone.
+    """
+    levels: list[Blocks] = []
+    while indptr[-1] > SHORT:
+        lengths = indptr[1:] - indptr[:-1]
+        if np.maximum.reduce(lengths) <= SHORT:  # 1 µs less than ``lengths.max()``
+            break
+        counts = np.where(lengths > SHORT, -(-lengths // BLOCK), 1)
+        ends = offsets(counts, indptr.dtype)
+        places = np.arange(ends[-1], dtype=indptr.dtype) - np.repeat(ends[:-1], counts)
+        begins = np.append(np.repeat(indptr[:-1], counts) + places * BLOCK, indptr[-1])
+        levels.append((begins, ends))
+        indptr = ends
+    return levels
+
+
+def add_product(
+    shape: tuple[int, int],
+    A: tuple[Array, Array, Array],
+    X: Array,
+    Y: Array,
+    levels: list[Blocks],
+) -> None:
     """Add ``A X`` to ``Y`` for a CSR ``(indptr, indices, data)``, in the order of the entries.
 
     ``X`` and ``Y`` are contiguous and of the dtype of ``data``, float32 or float64.  The sum of a
-    long row is the sum of those of its blocks.
+    long row is the sum of those of its blocks, which are ``blocks_of(indptr)``.
     """
-    indptr, (n_rows, feat) = A[0], (shape[0], X.shape[1])
-    lengths = indptr[1:] - indptr[:-1]
-    if len(A[1]) > SHORT and lengths.max() > SHORT:
-        blocks = np.where(lengths > SHORT, -(-lengths // BLOCK), 1)
-        ends = offsets(blocks, indptr.dtype)
-        places = np.arange(ends[-1], dtype=indptr.dtype) - np.repeat(ends[:-1], blocks)
-        begins = np.append(np.repeat(indptr[:-1], blocks) + places * BLOCK, indptr[-1])
-        sums, ones = np.zeros((len(places), feat), Y.dtype), np.ones(len(places), Y.dtype)
-        scipy_loops().csr_matvecs(
-            len(places), shape[1], feat, begins, *A[1:], X.reshape(-1), sums.reshape(-1)
-        )
-        numbers = np.arange(len(places), dtype=indptr.dtype)
-        add_product((n_rows, len(places)), (ends, numbers, ones), sums, Y)
-        return
-    scipy_loops().csr_matvecs(n_rows, shape[1], feat, *A, X.reshape(-1), Y.reshape(-1))
+    add, n_cols = scipy_loops().csr_matvecs, shape[1]
+    for begins, ends in levels:
+        n_blocks = len(begins) - 1
+        sums = np.zeros((n_blocks, X.shape[1]), Y.dtype)
+        add(n_blocks, n_cols, X.shape[1], begins, *A[1:], X.reshape(-1), sums.reshape(-1))
+        A, X = (ends, np.arange(n_blocks, dtype=ends.dtype), np.ones(n_blocks, Y.dtype)), sums
+        n_cols = n_blocks
+    add(shape[0], n_cols, X.shape[1], *A, X.reshape(-1), Y.reshape(-1))
+
+
+class LongColumns(NamedTuple):
+    """The entries of a CSR in columns of more than ``SHORT``, as a CSR of its own, transposed."""
+
+    columns: Array
+    places: Array  #: of the entries among all
+    indptr: Array
+    rows: Array
+    levels: list[Blocks]
+
+
+def long_columns_of(indptr: Array, indices: Array, n_cols: int) -> LongColumns:
+    """Return the entries of long columns."""
+    lengths = np.bincount(indices, minlength=n_cols)
+    columns = np.flatnonzero(lengths > SHORT)
+    places = np.flatnonzero((lengths > SHORT)[indices]) if len(columns) else columns
+    places = places[np.argsort(indices[places], kind="stable")]
+    rows = (np.searchsorted(indptr, places, "right") - 1).astype(indptr.dtype)
+    ends = offsets(lengths[columns], indptr.dtype)
+    return LongColumns(columns, places, ends, rows, blocks_of(ends))
 
 
 def add_transposed_product(
-    shape: tuple[int, int], A: tuple[Array, Array, Array], X: Array, Y: Array
+    shape: tuple[int, int],
+    A: tuple[Array, Array, Array],
+    X: Array,
+    Y: Array,
+    long: LongColumns,
 ) -> None:
-    """Add ``A' X`` to ``Y`` for a CSR of that shape, in the order of the entries."""
-    loops, (indptr, indices, data) = scipy_loops(), A
-    if len(indices) > SHORT and np.bincount(indices).max() > SHORT:
-        T = np.empty(shape[1] + 1, indptr.dtype), np.empty_like(indices), np.empty_like(data)
-        loops.csr_tocsc(*shape, *A, *T)
-        add_product(shape[::-1], T, X, Y)
-        return
-    loops.csc_matvecs(*shape[::-1], X.shape[1], *A, X.reshape(-1), Y.reshape(-1))
+    """Add ``A' X`` to ``Y`` for a CSR of that shape, long columns block by block."""
+    sums = Y[long.columns]
+    scipy_loops().csc_matvecs(*shape[::-1], X.shape[1], *A, X.reshape(-1), Y.reshape(-1))
+    if len(sums):
+        of_columns = long.indptr, long.rows, A[2][long.places]
+        add_product((len(sums), shape[0]), of_columns, X, sums, long.levels)
+        Y[long.columns] = sums
 
 
 #: A warp finds the first segment of its run of entries; each lane walks on from its last one.

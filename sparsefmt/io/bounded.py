@@ -33,6 +33,8 @@ _BLOCK = 1 << 16
 _COMPRESSED = (".gz", ".bz2")
 #: Compressed members of a file, beside one for each KiB of text: an empty one takes time too.
 _MOST_MEMBERS = 1000
+#: Bytes for a member in the directory of a zip archive, at most: its name, and what others add.
+_ENTRY = 512
 #: What zipfile, numpy.lib.format, pickle and torch raise on bytes that are none of theirs.
 BROKEN = (
     pickle.UnpicklingError,
@@ -124,6 +126,29 @@ def decoding(path: Path, what: str, mend: str) -> Iterator[None]:
     except BROKEN as error:
         text = str(error).split("\n")[0].rstrip(".")[:200] or type(error).__name__
         raise fault(path, f"{what} ({text}): {mend}.") from error
+
+
+def unzipped(file: BinaryIO, most: int) -> zipfile.ZipFile:
+    """Open a zip archive of at most ``most`` members; raise what ``decoding`` converts.
+
+    A member that the directory loses, or names otherwise than its own header, is damage, although
+    a reader of the other members would not notice it.
+    """
+    zips: Any = zipfile
+    end = zips._EndRecData(file)
+    if not end:
+        raise ValueError("not a zip archive")
+    if end[zips._ECD_SIZE] > most * _ENTRY:
+        raise ValueError(f"a directory of {end[zips._ECD_SIZE]} bytes")
+    archive = zipfile.ZipFile(file)
+    infos = archive.infolist()
+    if len(infos) > most or end[zips._ECD_ENTRIES_TOTAL] != len(infos):
+        raise ValueError(
+            f"{len(infos)} members of {end[zips._ECD_ENTRIES_TOTAL]}, at most {most} are read"
+        )
+    for info in infos:
+        archive.open(info).close()  # raises where the two headers of a member differ
+    return archive
 
 
 def _unpacked(raw: BinaryIO, path: Path, packed: str) -> Iterator[bytes]:

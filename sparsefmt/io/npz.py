@@ -10,10 +10,11 @@ the same time a plain one that other programs can read.
 import json
 import zipfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from itertools import repeat
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any, BinaryIO, Literal
 
 import numpy as np
@@ -26,11 +27,12 @@ from ..formats.cbsr import CBSR
 from ..formats.compressed import COO, CSC, CSR
 from ..formats.sgt import SGT
 from . import checksums
-from .bounded import decoding, fault, writing
+from .bounded import decoding, fault, unzipped, writing
 
 VERSION = 1
 _FORMATS: dict[str, Any] = {kind.format: kind for kind in (COO, CSR, CSC, CBSR, SGT)}
 _MOST_MEMBERS = 1000
+_LONGEST = 1 << 16  # bytes of a text
 _MEND = "copy the file again, or write it with numpy.savez"
 #: Casts and checks of small arrays do not count: a fifth of what ``read`` may take above its
 #: limit, since checks look at parts of large arrays.
@@ -43,13 +45,15 @@ def array_header(
     path: Path, what: str, stream: IO[bytes], size: int
 ) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Read the header of a ``.npy`` of ``size`` bytes: shape, whether by columns, and dtype."""
-    version = np.lib.format.read_magic(stream)
+    # NumPy asks for as many bytes as a header claims, which are allocated before they are read.
+    head: Any = SimpleNamespace(read=lambda length: stream.read(min(length, size)))
+    version = np.lib.format.read_magic(head)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"version {version} of the .npy format")
     read = np.lib.format.read_array_header_1_0
     if version == (2, 0):
         read = np.lib.format.read_array_header_2_0
-    shape, by_columns, dtype = read(stream)
+    shape, by_columns, dtype = read(head)
     if dtype.hasobject:
         raise fault(
             path,
@@ -65,9 +69,10 @@ def array_header(
     return shape, by_columns, dtype
 
 
-def mapped(path: Path, mend: str) -> Array:
-    """Map the array of a ``.npy`` into memory, to be read only."""
-    with decoding(path, "the array is damaged", mend), path.open("rb") as file:
+def mapped(file: BinaryIO, mend: str) -> Array:
+    """Map the array of an open ``.npy`` into memory, to be read only."""
+    path = Path(file.name)
+    with decoding(path, "the array is damaged", mend):
         size = file.seek(0, 2)
         file.seek(0)
         shape, by_columns, dtype = array_header(path, "it", file, size)
@@ -93,26 +98,30 @@ def csr_blocks(
     It yields shape, rows, columns and values; only ``indptr`` is in memory as a whole.  None where
     the file stores another format.
     """
-    with path.open("rb") as file, _Archive(path, file, max_bytes) as archive:
-        stored = "csr"
+    with ExitStack() as stack:
+        file = stack.enter_context(path.open("rb"))
+        archive = stack.enter_context(_Archive(path, file, max_bytes))
+        stored, weighted = "csr", "data" in archive.members
         if "sparsefmt" in archive.members:
             header = _versioned_header(archive)
             stored = "other" if header["values"] == "bfloat16" else header["format"]
+            weighted = header["values"] is not None
         elif "format" in archive.members:
-            stored = archive.text("format")
-    return _csr_blocks(path, length, max_bytes) if stored == "csr" else None
+            stored, weighted = archive.text("format"), True
+        if stored != "csr":
+            return None
+        return _csr_blocks(archive, length, weighted, stack.pop_all())
 
 
 def _csr_blocks(
-    path: Path, length: int, max_bytes: int
+    archive: "_Archive", length: int, weighted: bool, files: ExitStack
 ) -> Iterator[tuple[tuple[int, int], Array, Array, Array | None]]:
-    with path.open("rb") as file, _Archive(path, file, max_bytes) as archive:
+    with files:
         shape = checks.shape(archive.load("shape"))
         indptr = foreign.indices("indptr", archive.load("indptr"))
         nnz = int(indptr[-1]) if indptr.shape == (shape[0] + 1,) else -1
         if nnz < 0 or indptr[0] or (indptr[1:] < indptr[:-1]).any():
-            raise fault(path, f"indptr does not ascend from 0 over {shape[0]} rows: {_MEND}.")
-        weighted = "data" in archive.members
+            raise archive.fault(f"indptr does not ascend from 0 over {shape[0]} rows: {_MEND}.")
         spare = "format" in archive.members  # SciPy's, whose arrays may be longer
         columns = archive.blocks("indices", length)
         values = archive.blocks("data", length) if weighted else repeat(None)
@@ -127,11 +136,11 @@ def _csr_blocks(
             entries = np.arange(done, done + len(col))
             data = None if value is None else foreign.values("data", value)
             if done + len(col) > nnz or (data is not None and len(data) != len(col)):
-                raise fault(path, f"indices and data do not have {nnz} numbers each: {_MEND}.")
+                raise archive.fault(f"indices and data do not have {nnz} numbers each: {_MEND}.")
             yield shape, np.searchsorted(indptr, entries, side="right") - 1, col, data
             done += len(col)
         if done != nnz or (weighted and not spare and next(values, None) is not None):
-            raise fault(path, f"indices and data do not have {nnz} numbers each: {_MEND}.")
+            raise archive.fault(f"indices and data do not have {nnz} numbers each: {_MEND}.")
 
 
 def write_npz(path: Path, A: Format, *, compressed: bool) -> None:
@@ -173,16 +182,14 @@ class _Archive:
     def __init__(self, path: Path, file: BinaryIO, max_bytes: int) -> None:
         self.path, self._left = path, max_bytes
         with decoding(path, "the archive is damaged", "it is no .npz file, or copy it again"):
-            if not zipfile.is_zipfile(file):
-                raise ValueError("not a zip archive")
-            self.zip = zipfile.ZipFile(file)
+            self.zip = unzipped(file, _MOST_MEMBERS)
         self._size = file.seek(0, 2)
         names = [info.filename.removesuffix(".npy") for info in self.zip.infolist()]
-        if len(names) > _MOST_MEMBERS or len(set(names)) < len(names):
+        if len(set(names)) < len(names):
             raise fault(
                 path,
-                f"{len(names)} members, {len(set(names))} of different names: an archive has at "
-                f"most {_MOST_MEMBERS}, and each name once; write it again with numpy.savez.",
+                f"{len(names)} members, {len(set(names))} of different names: each name is there "
+                "once; write it again with numpy.savez.",
             )
         self.members = dict(zip(names, self.zip.infolist(), strict=True))
         self._max_bytes = max_bytes
@@ -197,20 +204,22 @@ class _Archive:
         """Return the error for a malformed archive; ``why`` ends with the mend."""
         return fault(self.path, why)
 
-    def _errors(self, name: str) -> AbstractContextManager[None]:
-        return decoding(self.path, f'member "{name}" is damaged', _MEND)
-
-    def load(self, name: str) -> Array:
-        """Read the array of that name."""
+    def _info(self, name: str) -> zipfile.ZipInfo:
+        """Return what the directory says of a member; raise if there is none."""
         if name not in self.members:
             present = repr(", ".join(self.members))[1:-1] or "none"  # on one line
             raise self.fault(
                 f'member "{name}" is missing (there are {present}): '
                 "write indptr, indices and shape, or use sparsefmt.write.",
             )
-        info = self.members[name]
+        return self.members[name]
+
+    def load(self, name: str) -> Array:
+        """Read the array of that name."""
+        info = self._info(name)
         self._check_size(name, info)
-        with self._errors(name), allocating(f"{self.path}: {name}"):
+        what = f'member "{name}" is damaged'
+        with decoding(self.path, what, _MEND), allocating(f"{self.path}: {name}"):
             with self.zip.open(info) as member:
                 size, dtype = self._check_array(name, info, member)
                 self._check_casts(name, size, dtype)
@@ -219,9 +228,10 @@ class _Archive:
 
     def blocks(self, name: str, length: int) -> Iterator[Array]:
         """Yield a vector in pieces of at most ``length`` numbers, without a limit in total."""
-        info = self.members[name]
+        info = self._info(name)
         self._check_claim(name, info)
-        with self._errors(name), self.zip.open(info) as member:
+        what = f'member "{name}" is damaged'
+        with decoding(self.path, what, _MEND), self.zip.open(info) as member:
             size, dtype = self._check_array(name, info, member)
             for start in range(0, size, length):
                 piece = member.read(min(length, size - start) * dtype.itemsize)
@@ -230,6 +240,8 @@ class _Archive:
 
     def text(self, name: str) -> str:
         """Read the text of a member with one string or bytes."""
+        if self._info(name).file_size > _LONGEST:
+            raise self.fault(f'member "{name}" has more than {_LONGEST} bytes: write it again.')
         array = self.load(name)
         if array.shape != () or array.dtype.kind not in "SU":
             raise self.fault(f'member "{name}" is {array.dtype}: it must be one string.')
@@ -318,7 +330,8 @@ def _versioned_header(archive: _Archive) -> dict[str, Any]:
             f'member "sparsefmt" is {str(header)[:80]}: it must give version {VERSION}, '
             f"a format among {', '.join(_FORMATS)}, and the dtype of the values.",
         )
-    checksums.verify(archive.path, header | _sums(archive.zip), _MEND)
+    mend = "copy the file again, or write the changed matrix with sparsefmt.write"
+    checksums.verify(archive.path, header | _sums(archive.zip), mend)
     return dict(header)
 
 

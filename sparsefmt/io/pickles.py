@@ -5,13 +5,14 @@ import pickle
 import re
 from collections.abc import Callable, Mapping
 from struct import unpack
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 
 def load(raw: bytes, known: Mapping[str, str], needs: str) -> Any:
     """Read a pickle that may name what the patterns of ``known`` fit: a kind of records for each.
 
-    Those of "mapping" are dictionaries.  ``needs`` is the kind of file, for errors.
+    Those of "mapping" are dictionaries, and those of "type" cannot be called.  ``needs`` is the
+    kind of file, for errors.
     """
     return _Unpickler(raw, known, needs).load()
 
@@ -25,6 +26,11 @@ class Record:
 
     def __new__(cls, *args: object) -> "Record":
         """Return a record of a call's arguments."""
+        if cls.kind == "set":
+            for key in cast(list[Any], args[0]):
+                check_key(key)
+        if cls.kind == "encode" and args[1:] != ("latin1",):
+            raise ValueError("bytes encoded otherwise than as latin1")
         self = object.__new__(cls)
         self.args = args
         return self
@@ -33,7 +39,11 @@ class Record:
         self.state = state
 
 
-_KEYS = (str, bytes, Record)
+def check_key(key: Any) -> None:
+    """Raise for a key of a dictionary or set that may collide with others, or hash without end."""
+    good = abs(key) < 1 << 63 if isinstance(key, int) else isinstance(key, str | bytes)
+    if not good and getattr(key, "kind", "") not in ("encode", "scalar"):
+        raise TypeError(f"a {type(key).__name__} as a key, not a text or 64-bit integer")
 
 
 class Table(dict[Any, Any]):
@@ -42,20 +52,35 @@ class Table(dict[Any, Any]):
     __slots__ = ()
 
     def __setitem__(self, key: object, value: object) -> None:
-        good = abs(key) < 1 << 63 if isinstance(key, int) else isinstance(key, _KEYS)
-        if not good:
-            raise TypeError(f"a {type(key).__name__} as a key, not a text or 64-bit integer")
+        check_key(key)
         super().__setitem__(key, value)
 
 
 class MappingRecord(Table):
-    """A dictionary that ignores its arguments."""
+    """A dictionary that begins empty; its only argument may be a class, for missing keys."""
 
     __slots__ = ()
     kind = "mapping"
 
     def __init__(self, *args: object) -> None:
+        if not all(isinstance(arg, type) for arg in args):  # items, which would be hashed unseen
+            raise TypeError("a mapping with items as arguments")
         super().__init__()
+
+
+class TypeRecord(Record):
+    """A class that is only named: a call would allocate what a pickle asks for."""
+
+    kind = "type"
+
+    def __new__(cls, *args: object) -> "TypeRecord":
+        """Raise."""
+        raise TypeError(f"a call of {cls.__name__}")
+
+
+_BASES: dict[str, type] = {"mapping": MappingRecord, "type": TypeRecord}
+#: Characters of a name; patterns may take the square of their number.
+_LONGEST = 200
 
 
 class _Unpickler(pickle._Unpickler):
@@ -73,13 +98,17 @@ class _Unpickler(pickle._Unpickler):
         super().__init__(io.BytesIO(raw), encoding="latin1")
         self.memo = Table()
         self._known, self._needs = known, needs
+        self._classes: dict[str, type] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a new class of records: a pickle cannot reach, or change, anything that exists."""
+        """Return this pickle's class of records: it cannot reach, or change, any that exists."""
+        if len(module) + len(name) > _LONGEST:
+            raise pickle.UnpicklingError(f"it asks for a name of {len(module) + len(name)} letters")
         wanted = f"{module}.{name}"
         for kind, pattern in self._known.items():
             if re.fullmatch(pattern, wanted):
-                return type(kind, (MappingRecord if kind == "mapping" else Record,), {"kind": kind})
+                new = type(kind, (_BASES.get(kind, Record),), {"kind": kind})
+                return self._classes.setdefault(kind, new)
         raise pickle.UnpicklingError(f"it asks for {wanted}, which no {self._needs} needs")
 
     def persistent_load(self, pid: object) -> Any:

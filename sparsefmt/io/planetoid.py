@@ -38,6 +38,7 @@ _DTYPE = re.compile(r"[<>|=]?([biu][1248]|f[248]|b1)")
 _VALIDATION = 500
 #: Bytes of memory for one in a pickle, at most: an empty dictionary, or a name's class.
 _LARGEST_OBJECT = 80
+_MOST_AXES = 32
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def read_all(path: Path, *, max_bytes: int) -> Planetoid:
         name: _part(path.with_suffix(f".{name}"), max_bytes)
         for name in ("x", "allx", "tx", "y", "ally", "ty")
     }
-    test = _test_index(path.with_suffix(".test.index"))
+    test = _test_index(path.with_suffix(".test.index"), max_bytes)
     for name in ("y", "ally", "ty"):
         if isinstance(parts[name], CSR):
             why = "labels are a CSR matrix, but a dense one of classes is read: write .toarray()."
@@ -77,7 +78,7 @@ def read_all(path: Path, *, max_bytes: int) -> Planetoid:
     with _decoding(path):
         row, col = _adjacency(path, max_bytes)
         n = int(max(n_all - 1, *(ids.max(initial=-1) for ids in (row, col, test)))) + 1
-        width = parts["x"].shape[1] if isinstance(parts["x"], np.ndarray) else 1
+        width = parts["allx"].shape[1] if isinstance(parts["allx"], np.ndarray) else 1
         _check_room(path, f"{n} vertices", n * max(width, 1) * 24, max_bytes)
         places = np.concatenate([np.arange(n_all), test])
         y = np.full(n, -1)
@@ -134,12 +135,14 @@ def _check_sizes(path: Path, shapes: dict[str, tuple[int, int]], test: Array) ->
         )
 
 
-def _test_index(path: Path) -> Array:
+def _test_index(path: Path, max_bytes: int) -> Array:
+    size = path.stat().st_size
+    _check_room(path, f"{size} bytes of numbers", size * _LARGEST_OBJECT, max_bytes)
     words = path.read_text("latin-1").split("\n")
     index = []
-    for line, word in enumerate(words, 1):
-        if word.strip():
-            if not re.fullmatch(r"\d{1,15}", word.strip()):
+    for line, word in enumerate(map(str.strip, words), 1):
+        if word:
+            if not re.fullmatch(r"\d{1,15}", word):
                 raise fault(path, f"{word[:80]!r} is no vertex: give one a line.", line=line)
             index.append(int(word))
     return np.array(index, np.int64)
@@ -242,10 +245,7 @@ def _raw(thing: Any) -> bytes:
     if isinstance(thing, Record):
         if thing.kind == "object" and not thing.args:  # bytes(), where there are none
             return b""
-        text, encoding = _record(thing, "encode").args
-        if encoding != "latin1":
-            raise ValueError(f"bytes encoded as {encoding!r}")
-        thing = text
+        thing, _ = _record(thing, "encode").args
     return thing.encode("latin-1") if isinstance(thing, str) else bytes(memoryview(thing))
 
 
@@ -253,9 +253,22 @@ def _dtype(thing: object) -> np.dtype[Any]:
     record = _record(thing, "dtype")
     code = record.args[0]
     if not isinstance(code, str) or not _DTYPE.fullmatch(code):
-        raise TypeError(f"values of dtype {code!r}")
+        raise TypeError(f"values of dtype {_said(code)}")
     dtype = np.dtype(code)
     return dtype.newbyteorder(">") if record.state and record.state[1] == ">" else dtype
+
+
+def _said(thing: object) -> str:
+    """Return a text as it is, and of all else the type: parts that are shared may not end."""
+    return repr(thing)[:80] if isinstance(thing, str) else f"a {type(thing).__name__}"
+
+
+def _check_shape(shape: object) -> None:
+    """Raise for a shape that is none, or whose sizes or their number do not end."""
+    if not isinstance(shape, tuple | list) or len(shape) > _MOST_AXES:
+        raise TypeError(f"{_said(shape)} as a shape")
+    if not all(isinstance(size, int) and 0 <= size < 1 << 63 for size in shape):
+        raise ValueError("a shape with other sizes than integers from 0")
 
 
 def _array(thing: object) -> Array:
@@ -265,8 +278,7 @@ def _array(thing: object) -> Array:
     else:
         _, shape, dtype, by_columns, raw = record.state
         order = "F" if by_columns else "C"
-    if not all(isinstance(size, int) and size >= 0 for size in shape):
-        raise ValueError(f"an array of shape {shape!r}")
+    _check_shape(shape)
     values = _dtype(dtype)
     flat = np.frombuffer(_raw(raw), values)
     if len(flat) != prod(shape):
@@ -277,8 +289,9 @@ def _array(thing: object) -> Array:
 def _integer(thing: object) -> int:
     if isinstance(thing, Record):
         dtype, raw = _record(thing, "scalar").args
-        if isinstance(raw, str | bytes) and len(raw) > 8:  # which many could share
-            raise ValueError(f"a number of {len(raw)} bytes")
+        text = raw.args[0] if isinstance(raw, Record) and raw.args else raw
+        if isinstance(text, str | bytes | bytearray) and len(text) > 8:  # which many could share
+            raise ValueError(f"a number of {len(text)} bytes")
         thing = np.frombuffer(_raw(raw), _dtype(dtype))[0].item()
     if not isinstance(thing, int):
         raise TypeError(f"a {type(thing).__name__} instead of a vertex")
@@ -289,7 +302,9 @@ def _csr(thing: Any) -> CSR:
     if thing.kind == "new" and getattr(thing.args[0], "kind", "") != "csr":
         raise TypeError("an object instead of a csr_matrix")
     state = thing.state[0] if isinstance(thing.state, tuple) else thing.state
-    shape = checks.shape(state["_shape"] if "_shape" in state else state["shape"])
+    shape = state["_shape"] if "_shape" in state else state["shape"]
+    _check_shape(() if shape is None else shape)
+    shape = checks.shape(shape)
     pointers = {name: _array(state[name]) for name in ("indptr", "indices")}
     indptr, indices = foreign.indices_alike(shape, **pointers)
     data = foreign.values("data", _array(state["data"]))

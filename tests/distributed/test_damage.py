@@ -4,6 +4,7 @@ import io
 import json
 import os
 import time
+import tracemalloc
 import zipfile
 import zlib
 from dataclasses import asdict
@@ -15,8 +16,13 @@ import torch
 
 import sparsefmt
 from sparsefmt import CSR
-from sparsefmt.distributed.job.checkpoint import load_checkpoint, restore, save_checkpoint
+from sparsefmt.distributed.job.checkpoint import (
+    load_checkpoint,
+    restore,
+    save_checkpoint,
+)
 from sparsefmt.distributed.job.launch import place_of
+from sparsefmt.distributed.parts import files
 from sparsefmt.distributed.parts.cutting import write_partition
 from sparsefmt.distributed.parts.files import read_part, read_partition
 from sparsefmt.errors import FileFormatError, ShapeError, SparseFmtError
@@ -115,22 +121,57 @@ PARTS = {
     "cut": npy(THREE)[:-1],
     "empty": b"",
     "objects": npy(THREE, words=[(b"<i4", b"|O")]),
+    "long header": npy(THREE, words=[(b"NUMPY\1\0", b"NUMPY\2\0")]),  # 600 MB of it
+    "other dtype": npy(THREE.astype(np.int64)),
+    "labels": npy(THREE.astype(np.int64)),  # of two classes
+    "fewer labels": npy(np.zeros(2, np.int64)),
+    "labels in columns": npy(np.zeros((3, 1), np.int64)),
 }
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_arrays_of_parts_made_to_harm_are_refused(tmp_path, name):
     read, raw = partition(tmp_path), PARTS[name]
-    (tmp_path / "parts/part0/source.npy").write_bytes(raw)
+    array = "labels" if "labels" in name else "source"
+    (tmp_path / f"parts/part0/{array}.npy").write_bytes(raw)
     header = tmp_path / "parts/partition.json"
     said = json.loads(header.read_text())
-    difference = len(raw) - said["files"]["part0/source.npy"][0]
-    said["files"]["part0/source.npy"] = [len(raw), zlib.crc32(raw)]
-    said["files"]["part1/source.npy"][0] -= difference  # so that edges are as many in all
+    difference = len(raw) - said["files"][f"part0/{array}.npy"][0]
+    said["files"][f"part0/{array}.npy"] = [len(raw), zlib.crc32(raw)]
+    said["files"][f"part1/{array}.npy"][0] -= difference  # so that edges are as many in all
     said["checksum"] = checksums.checksum(said)
     header.write_text(json.dumps(said))
+    tracemalloc.start()
     with pytest.raises(FileFormatError, match=r"part0.*: copy the folder again"):
         read()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20 * 2**20
+
+
+def test_a_file_that_is_replaced_while_it_is_read_changes_nothing(tmp_path, monkeypatch):
+    read = partition(tmp_path)
+    good, mapped = read(), files.mapped
+
+    def replacing(file, mend):
+        (tmp_path / "new").write_bytes(bytes(os.fstat(file.fileno()).st_size))
+        (tmp_path / "new").replace(file.name)
+        return mapped(file, mend)
+
+    monkeypatch.setattr(files, "mapped", replacing)
+    assert read() == good
+    with pytest.raises(FileFormatError, match="it is not the file that"):
+        read()
+
+
+def test_facts_of_a_partition_may_stand_in_another_order(tmp_path):
+    partition(tmp_path)
+    header = tmp_path / "parts/partition.json"
+    said, fingerprint = json.loads(header.read_text()), read_partition(header.parent).fingerprint
+    early = {**said, "checksum": checksums.checksum(said, sort_keys=False)}
+    for text in (json.dumps(said, sort_keys=True), json.dumps(early)):
+        header.write_text(text)
+        assert read_partition(header.parent).fingerprint == fingerprint
 
 
 def test_ranks_and_parts_have_a_limit(tmp_path):
@@ -159,13 +200,42 @@ def colliding(count: int) -> bytes:
     return b"\x80\x02}(" + b"".join(b"\x8a\x0a%sN" % key for key in keys) + b"u."
 
 
+def stated(fact: bytes) -> bytes:
+    """A pickle of a state, one of whose facts is this; its checksum is wrong."""
+    names = b"".join(b"X\x05\0\0\0" + name for name in (b"epochK\0", b"model}", b"facts}"))
+    head = b"\x80\x02}(X\x06\0\0\0formatK\x01X\x09\0\0\0optimizer}X\x08\0\0\0checksumK\0"
+    return head + names + b"X\x05\0\0\0graph" + fact + b"su."
+
+
+LISTS = b"".join(b"](h%ch%ceq%c" % (i, i, i + 1) for i in range(28))  # each the last one, twice
+LONG = b"X\0\0\x01\0" + b"a" * 65536
+MORE = "more than 262144 numbers, texts and lists"
 PICKLES = {
-    "deep": (b"\x80\x02}K\x01" + b"\x85" * 150_000 + b"K\x01s.", "a tuple as a key"),
+    "deep": (b"\x80\x02}K\x01" + b"\x85" * 120_000 + b"K\x01s.", "a tuple as a key"),
+    "deep in a call": (
+        b"\x80\x02ccollections\nOrderedDict\n]K\x01" + b"\x85" * 120_000 + b"N\x86a\x85R.",
+        "a mapping with items",
+    ),
+    "a set": (b"\x80\x02c__builtin__\nset\n]N\x85a\x85R.", "a tuple as a key"),
+    "a codec": (
+        b"\x80\x02c_codecs\nencode\nX\1\0\0\0aX\4\0\0\0idna\x86R.",
+        "encoded otherwise",
+    ),
+    "lists": (b"\x80\x02" + b"]" * 999_999 + b".", "more than 131072 lists"),
+    "large": (b"\x80\x02" + b"N0" * 999_999 + b"N.", "of more than 1048576 bytes"),
     "colliding": (colliding(55_000), "a int as a key"),
     "bytes": (
         b"\x80\x02cbuiltins\nbytearray\n\x8a\x05\0\0\0\0\x01\x85R.",
         "asks for builtins.byte",
     ),
+    "a call of a storage": (
+        stated(b"ctorch.storage\nUntypedStorage\n\x8a\x05\0\0\0\x40\0\x85R"),
+        "a call of type",
+    ),
+    "a long name": (stated(b"ctorch\n" + b"a" * 100_000 + b"\n"), "a name of 100005 letters"),
+    "shared lists": (stated(b"(]q\0" + LISTS + b"t"), MORE),
+    "shared texts": (stated(b"](" + LONG + b"q\0" + b"h\0" * 100_000 + b"e"), MORE),
+    "shared keys": (stated(b"](" + LONG + b"q\0" + b"}h\0Ns" * 99_999 + b"e"), MORE),
 }
 
 
@@ -175,8 +245,30 @@ def test_pickles_of_checkpoints_made_to_harm_are_refused(tmp_path, name):
     raw, message = PICKLES[name]
     rewritten(tmp_path / "c.pt", raw)
     start = time.process_time()
-    with pytest.raises(FileFormatError, match=rf"c\.pt: it is no checkpoint \(.*{message}"):
+    with pytest.raises(FileFormatError, match=rf"c\.pt: it is (no che|dam).*{message}"):
         load_checkpoint(tmp_path / "c.pt", facts={})
+    assert time.process_time() - start < SECONDS
+
+
+@pytest.mark.parametrize("shared", [torch.ones(1).expand(2**28), torch.ones(9).untyped_storage()])
+def test_tensors_that_share_memory_and_storages_are_no_part_of_a_checkpoint(tmp_path, shared):
+    checkpoint(tmp_path)
+    path = tmp_path / "c.pt"
+    torch.save(torch.load(path, weights_only=True) | {"model": {"weight": shared}}, path)
+    with pytest.raises(FileFormatError, match=r"c\.pt: it is damaged \(a (tensor|TypedS)"):
+        load_checkpoint(path, facts={})
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_members_of_a_checkpoint_do_not_share_bytes(tmp_path):
+    path = tmp_path / "c.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("c/data.pkl", stated(b"N"))
+        archive.writestr("c/data/0", bytes(10**6))
+        archive.filelist += archive.infolist()[1:] * 10_000
+    start = time.process_time()
+    with pytest.raises(FileFormatError, match=r"it is no checkpoint \(damaged\)"):
+        load_checkpoint(path, facts={})
     assert time.process_time() - start < SECONDS
 
 
@@ -199,6 +291,46 @@ def test_packed_checkpoints_and_other_bytes_before_one_are_refused(tmp_path):
     path.write_bytes(b"\x80\x02}." + raw)
     with pytest.raises(FileFormatError, match=r"it is no checkpoint \(damaged\)"):
         load_checkpoint(path, facts={})
+
+
+def shared(depth: int) -> list[object]:
+    """A list of 2**depth items, that stands ``depth`` times in a file."""
+    return [shared(depth - 1)] * 2 if depth else []
+
+
+@pytest.mark.parametrize("name", ["facts", "model", "checksum", "expanded", "views"])
+def test_states_that_grow_beyond_their_file_are_refused_in_time(tmp_path, name):
+    checkpoint(tmp_path)
+    path = tmp_path / "c.pt"
+    state = torch.load(path, weights_only=True)
+    if name == "expanded":
+        state["model"]["weight"] = torch.zeros(1).expand(10**9)
+    elif name == "views":
+        x = torch.ones(10**6)
+        state["model"].update((f"{i}", x[i:]) for i in range(100))
+    else:
+        state[name] = {"graph": shared(24)} if name == "facts" else shared(24)
+    torch.save(state, path)
+    start = time.process_time()
+    with pytest.raises(FileFormatError, match=r"c\.pt: it is damaged|it lacks a part") as caught:
+        load_checkpoint(path, facts={"graph": "a"})
+    assert time.process_time() - start < SECONDS
+    assert len(str(caught.value)) < 400
+
+
+def test_a_checkpoint_has_one_pickle_and_no_more_members_than_a_model_needs(tmp_path):
+    checkpoint(tmp_path)
+    path, start = tmp_path / "c.pt", time.process_time()
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("c/other.PKL", b"N.")
+    with pytest.raises(FileFormatError, match=r"it is no checkpoint \(2 pickles"):
+        load_checkpoint(path, facts={})
+    with zipfile.ZipFile(path, "a") as archive:
+        for number in range(12_000):
+            archive.writestr(f"{number}", b"")
+    with pytest.raises(FileFormatError, match=r"12\d+ members of 12\d+, at most 12000 are read"):
+        load_checkpoint(path, facts={})
+    assert time.process_time() - start < SECONDS
 
 
 STATES = {
@@ -231,6 +363,23 @@ def test_states_of_an_optimizer_made_to_harm_are_refused_before_a_step(tmp_path,
         restore(path, load_checkpoint(path, facts={}), *model())
 
 
+def test_states_that_share_memory_are_trained_apart(tmp_path):
+    checkpoint(tmp_path)
+    path, weights = tmp_path / "c.pt", []
+    for shared in (False, True):
+        state = load_checkpoint(path, facts={})
+        moment = torch.full((1, 1), 0.5).expand(1, 2)
+        for name in ("exp_avg", "exp_avg_sq"):
+            state["optimizer"]["state"][0][name] = moment if shared else moment.clone()
+        del state["checksum"]
+        torch.save(state, tmp_path / "other.pt")
+        module, optimizer = model()
+        restore(path, load_checkpoint(tmp_path / "other.pt", facts={}), module, optimizer)
+        optimizer.step()
+        weights.append(module.weight)
+    assert torch.equal(*weights)
+
+
 def test_a_checkpoint_states_an_epoch_from_0_and_a_checksum_that_is_right(tmp_path):
     checkpoint(tmp_path)
     path = tmp_path / "c.pt"
@@ -244,6 +393,8 @@ def test_a_checkpoint_states_an_epoch_from_0_and_a_checksum_that_is_right(tmp_pa
     module, optimizer = model()
     assert restore(path, load_checkpoint(path, facts={}), module, optimizer) == 7
     assert torch.equal(module.weight, state["model"]["weight"])
+    torch.save(state | {"epoch": 0}, path)
+    assert load_checkpoint(path, facts={})["epoch"] == 0
     torch.save(state | {"epoch": -1}, path)
     with pytest.raises(FileFormatError, match=r"its epoch is -1 but none is below 0"):
         load_checkpoint(path, facts={})

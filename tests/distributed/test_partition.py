@@ -3,6 +3,7 @@
 import json
 import shutil
 import tracemalloc
+from contextlib import nullcontext
 from importlib.util import find_spec
 
 import numpy as np
@@ -11,10 +12,10 @@ import pytest
 import sparsefmt
 from sparsefmt import COO, Graph, errors
 from sparsefmt.cli import main
-from sparsefmt.distributed.parts import cutting
+from sparsefmt.distributed.parts import cutting, files
 from sparsefmt.distributed.parts.cutting import write_partition
 from sparsefmt.distributed.parts.files import read_part, read_partition
-from sparsefmt.distributed.parts.rows import balanced, metis
+from sparsefmt.distributed.parts.rows import balanced, bounds_of_degrees, check_ends, metis
 from sparsefmt.generate import power_law
 from sparsefmt.io import chunks
 from sparsefmt.io.checksums import checksum
@@ -90,6 +91,25 @@ def test_small_and_empty_graphs_have_parts(tmp_path, n, count, by):
     said = write_partition(graph_of(ends, n=n), tmp_path / "parts", 4, partitioner=by)
     assert (said.vertices, said.edges, said.parts) == (n, count, 4)
     assert triples(together(tmp_path / "parts", 4)[0]) == triples(ends)
+    pieces = write_partition([ends], tmp_path / "pieces", 4, partitioner=by, num_nodes=n)
+    assert pieces.fingerprint == said.fingerprint
+    folders = sorted(path.name for path in (tmp_path / "parts").iterdir() if path.is_dir())
+    assert folders == [f"part{part}" for part in range(4)]
+
+
+@pytest.mark.parametrize("ends", [([9], [0]), ([0], [9])])
+def test_the_largest_end_of_an_edge_counts_the_vertices(tmp_path, ends):
+    assert write_partition([tuple(map(np.array, ends))], tmp_path / "parts", 1).vertices == 10
+
+
+def test_a_fingerprint_is_that_of_earlier_releases(tmp_path):
+    ends = np.arange(6)
+    data = {"features": np.eye(6, 2), "labels": ends % 2, "masks": {"train": ends < 3}}
+    pieces = [(ends, ends[::-1], ends + 0.5)]
+    assert (
+        write_partition(pieces, tmp_path / "parts", 2, **data).graph
+        == "0547bf202922e925b830553b88c0a3cd"
+    )
 
 
 def test_a_fingerprint_knows_graph_and_data_but_not_parts_or_order(tmp_path):
@@ -120,6 +140,7 @@ def test_a_fingerprint_knows_graph_and_data_but_not_parts_or_order(tmp_path):
         fingerprint(graph_of(ends), 2, masks={}),
     }
     assert len(found) == 7
+    assert {*map(len, found)} == {32}
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -218,6 +239,33 @@ def test_metis_cuts_fewer_edges_than_balanced_rows(parts):
     assert (entries < 1.1 * share + 60).all()
 
 
+def test_balanced_parts_begin_at_the_border_that_is_nearer_to_their_share():
+    rng = np.random.default_rng(0)
+    for parts in range(1, 9):
+        degrees = rng.integers(0, 9, 40) ** 2
+        ends = np.append(0, np.cumsum(degrees + 1))
+        wanted = [np.abs(ends - ends[-1] * p / parts).argmin() for p in range(parts + 1)]
+        assert bounds_of_degrees(degrees, parts) == tuple(wanted)
+    assert balanced(graph_of(edges_of()), 1) == (0, N)
+
+
+@pytest.mark.parametrize(
+    ("shape", "source_bounds", "text"),
+    [
+        ((4, 4), None, ""),
+        ((4, 9), (0, 1, 9), ""),
+        ((5, 5), None, "bounds end at 4 but graph has 5 rows"),
+        ((4, 9), None, "source_bounds is not given: give those of its 9 columns"),
+        ((4, 9), (0, 1, 8), "but graph has 9 columns: give 9 last"),
+        ((4, 4), (0, 1, 8), "but graph has 4 columns: give 4 last"),
+        ((4, 9), (0, 9), "give the first row of each of the 2 ranks"),
+    ],
+)
+def test_bounds_end_with_the_graph(shape, source_bounds, text):
+    with pytest.raises(errors.ShapeError, match=text) if text else nullcontext():
+        check_ends(shape, (0, 2, 4), source_bounds)
+
+
 def test_vertices_without_edges_go_to_the_lightest_parts():
     pytest.importorskip("pymetis")
     ends = np.array([[0, 1, 2, 4], [1, 0, 4, 2]])
@@ -239,7 +287,7 @@ def test_metis_that_is_missing_is_named(monkeypatch):
 
 def wrong_arguments():
     ends, data = edges_of(), vertex_data()
-    nothing = {"partitioner": lambda graph, parts: None}
+    nothing, empty, number = ({"partitioner": lambda *_, cut=cut: cut} for cut in (None, (), 7))
     good, wide = graph_of(ends), Graph(COO(ends[1], ends[0], shape=(N, 99)))
     short, objects = data["features"][1:], np.full((N, 1), None)
     return {
@@ -254,6 +302,8 @@ def wrong_arguments():
         "ends": (errors.UnsupportedError, r"ndarray as a piece: .*\(source", tuple(ends), 2, {}),
         "below 0": (errors.IndexRangeError, "number vertices from 0", [ends - N], 2, {}),
         "nothing": (errors.UnsupportedError, "gave a NoneType: give the bo", good, 2, nothing),
+        "no bounds": (errors.UnsupportedError, "gave a tuple", good, 2, empty),
+        "a number": (errors.UnsupportedError, "gave a int", good, 2, number),
         "features": (errors.ShapeError, "features has shape", good, 2, {"features": short}),
         "labels": (errors.DtypeError, "give integers", good, 2, {"labels": np.ones(N)}),
         "low labels": (errors.IndexRangeError, "below -1", good, 2, {"labels": np.full(N, -2)}),
@@ -303,13 +353,21 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path):
         read_partition(tmp_path / "mine")
 
 
-def test_a_graph_that_changes_between_passes_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    "passes",
+    [
+        [edges_of(), edges_of(seed=1)],
+        [np.zeros((2, 1), int), np.array([[1], [0]])],  # to a vertex that was not there
+        [np.zeros((2, 1), int), np.array([[0], [1]])],
+    ],
+)
+def test_a_graph_that_changes_between_passes_is_refused(tmp_path, passes):
     class Changing:
         times = 0
 
         def __iter__(self):
-            self.times += 1
-            return iter([edges_of(seed=self.times)])
+            self.times += 1  # the first time to see whether it can be, the second to count
+            return iter([passes[self.times > 2]])
 
     with pytest.raises(errors.FileFormatError, match="changed while it was read"):
         write_partition(Changing(), tmp_path / "parts", 5)
@@ -356,11 +414,16 @@ HEADERS = {
     "binary": lambda said: b"\x80\x04\xff",
     "deep": lambda said: b"[" * 100_000,
     "no format": lambda said: {k: v for k, v in said.items() if k != "format"},
+    "format 0": lambda said: said | {"format": 0},
+    "no width": lambda said: {k: v for k, v in said.items() if k != "width"},
     "no bounds": lambda said: {k: v for k, v in said.items() if k != "bounds"},
     "bounds": lambda said: said | {"bounds": [0, 40, 20, N]},
     "one bound": lambda said: said | {"bounds": [0]},
     "texts": lambda said: said | {"bounds": ["a", "b"]},
     "negative": lambda said: said | {"edges": -1},
+    "negative width": lambda said: said | {"width": -1},
+    "no classes": lambda said: said | {"classes": None},
+    "fingerprint": lambda said: said | {"graph": 7},
     "dtype": lambda said: said | {"dtypes": said["dtypes"] | {"features": "object"}},
     "name": lambda said: said | {"dtypes": said["dtypes"] | {"../x": "int64"}},
     "files": lambda said: said | {"files": {}},
@@ -389,12 +452,21 @@ def test_a_damaged_header_is_refused(folder, name):
             read_partition(folder)
 
 
+def test_a_header_may_have_so_many_bytes(folder, monkeypatch):
+    size = (folder / "partition.json").stat().st_size
+    monkeypatch.setattr(files, "_MOST", size)
+    read_partition(folder)
+    monkeypatch.setattr(files, "_MOST", size - 1)
+    with pytest.raises(errors.FileFormatError, match=rf"it has more than {size - 1} bytes"):
+        read_partition(folder)
+
+
 def test_a_folder_of_an_earlier_release_needs_no_checksum(folder):
     path = folder / "partition.json"
     said = json.loads(path.read_text())
     del said["checksum"]
     path.write_text(json.dumps(said))
-    with pytest.raises(errors.FileFormatError, match="but it says None: it is damaged; copy"):
+    with pytest.raises(errors.FileFormatError, match="its checksum is no number: it is dam"):
         read_partition(folder)
     path.write_text(json.dumps(said | {"format": 1}))
     assert triples(together(folder, 3)[0]) == triples(edges_of())

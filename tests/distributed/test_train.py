@@ -1,20 +1,16 @@
 """Training gives the same losses on any number of ranks, also where it goes on on other ones."""
 
-import os
-import pickle
 import re
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
-import torch
 import train_cases
 from train_cases import COMMAND, options_of, write_parts
 
 from sparsefmt import errors
 from sparsefmt.distributed import train
 from sparsefmt.distributed.job import training
-from sparsefmt.distributed.job.checkpoint import load_checkpoint, restore, save_checkpoint
 from sparsefmt.distributed.job.options import MODELS
 from sparsefmt.distributed.job.training import check_trainable
 from sparsefmt.distributed.parts.cutting import write_partition
@@ -142,81 +138,6 @@ def test_features_that_are_not_finite_are_named(tmp_path, capsys):
     write_partition([(ends, ends)], tmp_path / "parts", 2, features=x, labels=ends % 2)
     said = refused([*COMMAND[2:], str(tmp_path / "parts")], capsys)
     assert "the loss of epoch 1 is nan, nothing is saved: features hold values that" in said
-
-
-# Checkpoints
-
-
-@pytest.fixture
-def saved(tmp_path):
-    module = torch.nn.Linear(3, 2)
-    optimizer = torch.optim.Adam(module.parameters())
-    module(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    path = tmp_path / "checkpoint.pt"
-    save_checkpoint(path, module, optimizer, epoch=7, facts={"graph": "a", "seed": 1})
-    return path, module, optimizer
-
-
-def test_a_checkpoint_is_what_was_saved(saved):
-    path, module, optimizer = saved
-    found = load_checkpoint(path, facts={"graph": "a", "seed": 1})
-    other = torch.nn.Linear(3, 2)
-    again = torch.optim.Adam(other.parameters())
-    assert restore(path, found, other, again) == 7
-    assert torch.equal(other.weight, module.weight)
-    ours, theirs = (one.state_dict()["state"][0]["exp_avg"] for one in (optimizer, again))
-    assert torch.equal(ours, theirs)
-
-
-def test_a_checkpoint_is_written_whole_or_not_at_all(saved, monkeypatch):
-    path, module, optimizer = saved
-    before = path.read_bytes()
-
-    def full(state, stream):
-        stream.write(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(OSError, match=r"No space left.*checkpoint\.pt"):
-        save_checkpoint(path, module, optimizer, epoch=8, facts={})
-    assert path.read_bytes() == before
-    assert [one.name for one in path.parent.iterdir()] == [path.name]
-
-
-@pytest.mark.parametrize("name", ["graph", "seed"])
-def test_a_checkpoint_of_another_training_is_refused(saved, name):
-    with pytest.raises(errors.FileFormatError, match=f"its {name} is .* without --resume"):
-        load_checkpoint(saved[0], facts={"graph": "a", "seed": 1, name: "other"})
-
-
-class Evil:
-    def __reduce__(self):
-        return os.remove, ("never called",)
-
-
-@pytest.mark.parametrize("how", ["cut", "empty", "text", "pickle", "other", "list", "lacks"])
-def test_a_damaged_checkpoint_is_refused(saved, how):
-    path, *_ = saved
-    if how == "pickle":
-        path.write_bytes(pickle.dumps(Evil(), protocol=2))
-    elif how in ("other", "list", "lacks"):
-        torch.save({"other": {"a": 1}, "list": [1], "lacks": {"format": 1}}[how], path)
-    else:
-        data = path.read_bytes()
-        path.write_bytes({"cut": data[: len(data) // 2], "empty": b"", "text": b"hello"}[how])
-    with pytest.raises(errors.FileFormatError, match=r"checkpoint\.pt: .*without --resume"):
-        load_checkpoint(path, facts={})
-
-
-def test_a_checkpoint_of_a_later_version_or_another_model_is_refused(saved):
-    path, _, optimizer = saved
-    found = load_checkpoint(path, facts={})
-    with pytest.raises(errors.FileFormatError, match="does not fit the model"):
-        restore(path, found, torch.nn.Linear(4, 2), optimizer)
-    torch.save(found | {"format": 2}, path)
-    with pytest.raises(errors.UnsupportedError, match="format 2"):
-        load_checkpoint(path, facts={})
 
 
 def test_folders_that_lack_something_are_refused(folder, tmp_path):

@@ -5,7 +5,7 @@ import pytest
 import scipy.sparse
 
 from sparsefmt import COO, FileFormatError, read, to_scipy, write
-from sparsefmt.io import chunks
+from sparsefmt.io import chunks, npz
 from sparsefmt.io.chunks import read_chunks
 
 
@@ -45,6 +45,20 @@ def test_pieces_are_the_whole(tmp_path, monkeypatch, name, weighted):
     assert name.endswith((".txt", ".csv")) or len(found) == 5
 
 
+def test_pieces_are_of_the_file_that_was_verified(tmp_path, monkeypatch):
+    A, path = matrix(weighted=True).tocsr(), tmp_path / "csr.npz"
+    write(path, A)
+    verified = npz.csr_blocks
+
+    def replacing(*args, **options):
+        blocks = verified(*args, **options)
+        write(path, A.with_data(-A.data))
+        return blocks
+
+    monkeypatch.setattr(npz, "csr_blocks", replacing)
+    assert (joined(list(read_chunks(path)))[2] == A.data).all()
+
+
 @pytest.mark.parametrize("name", ["g.txt", "g.npz", "csr.npz"])
 def test_a_graph_without_edges_is_one_piece(tmp_path, name):
     A = COO(np.empty(0, np.int64), np.empty(0, np.int64), shape=(5, 5))
@@ -58,3 +72,18 @@ def test_an_edge_list_without_edges_has_to_say_so(tmp_path):
     (tmp_path / "g.txt").write_text("# nothing\n")
     with pytest.raises(FileFormatError, match="no edge in it"):
         list(read_chunks(tmp_path / "g.txt"))
+
+
+@pytest.mark.parametrize("kind", ["plain", "SciPy"])
+@pytest.mark.parametrize("name", ["indptr", "indices", "shape", "data"])
+def test_a_member_that_is_missing_is_missing_in_pieces_too(tmp_path, kind, name):
+    S = to_scipy(matrix(weighted=True).tocsr())
+    members = {"indptr": S.indptr, "indices": S.indices, "shape": S.shape, "data": S.data}
+    del members[name]
+    np.savez(tmp_path / "g.npz", **members, **{"format": b"csr"} if kind == "SciPy" else {})
+    if (kind, name) == ("plain", "data"):
+        assert [piece.weight for piece in read_chunks(tmp_path / "g.npz")] == [None]
+        return
+    for act in (lambda path: list(read_chunks(path)), read):
+        with pytest.raises(FileFormatError, match=rf'g\.npz: member "{name}" is missing'):
+            act(tmp_path / "g.npz")

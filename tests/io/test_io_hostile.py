@@ -256,6 +256,16 @@ def pickled(graph):
     return "ind.a.graph", b"\x80\x04" + graph + b"."
 
 
+def numbers(dtype, raw):
+    """A dictionary with 99 999 neighbours, all of them one NumPy scalar."""
+    number = b"cnumpy.core.multiarray\nscalar\n(cnumpy\ndtype\n%s\x85R%stRq\1" % (dtype, raw)
+    return pickled(b"%s0}K\1](%ses" % (number, b"h\1" * 99_999))
+
+
+#: A list of two lists, and so on: each is the last one twice.
+LISTS = b"]q\0" + b"".join(b"0](h%ch%ceq%c" % (i, i, i + 1) for i in range(28))
+
+
 def colliding():
     """A dictionary of 800 KB, all of whose keys have the hash 0."""
     keys = ((key * (2**61 - 1)).to_bytes(10, "little") for key in range(1, 62_000))
@@ -282,6 +292,14 @@ MALICE = {
         ),
         "a number of 9 bytes",
     ),
+    "long number in Latin-1": (
+        lambda: numbers(
+            b"X\2\0\0\0i8", b"c_codecs\nencode\n(X\0\0\1\0%sX\6\0\0\0latin1tR" % (b"a" * 65536)
+        ),
+        "a number of 65536 bytes",
+    ),
+    "shared lists as dtype": (lambda: numbers(LISTS, b"U\0"), "values of dtype a list"),
+    "long name": (lambda: pickled(b"c%s\na\n" % (b"a" * 10**6)), "a name of 1000001 letters"),
     "empty gzip": (lambda: ("a.csv.gz", gzip.compress(b"") * 10**6), "1001 compressed pieces"),
     "empty bzip2": (lambda: ("a.mtx.bz2", bz2.compress(b"") * 10**5), "1001 compressed pieces"),
     "behind bzip2": (lambda: ("a.csv.bz2", bz2.compress(b"0 1\n") + b"x"), "data is damaged"),

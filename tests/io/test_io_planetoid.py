@@ -203,6 +203,14 @@ def test_records_cannot_be_used_to_change_the_reader(tmp_path):
     assert read(save(tmp_path)).nnz == 10
 
 
+def frombuffer(shape):
+    """A pickle of an array of this shape, which is a pickle too."""
+    return b"\x80\2cnumpy.core.numeric\n_frombuffer\n(K\1N" + shape + b"X\1\0\0\0CtR."
+
+
+LISTS = b"]q\0" + b"".join(b"](h%ch%ceq%c" % (i, i, i + 1) for i in range(28))
+
+
 BAD = {
     "empty": ({"graph": b""}, "nothing of it was run"),
     "text": ({"graph": b"hello"}, "nothing of it was run"),
@@ -230,6 +238,12 @@ BAD = {
     "widths": ({"tx": TX[:, :2]}, "the parts do not fit together"),
     "classes": ({"ty": TY[:, :1]}, "the parts do not fit together"),
     "tests": ({"tx": TX[:1], "ty": TY[:1]}, "the parts do not fit together"),
+    "shape": ({"x": frombuffer(b"(K\1(%stt" % LISTS)}, "a shape with other sizes"),
+    "long shape": ({"x": frombuffer(b"(" + b"K\1" * 33 + b"t")}, "a tuple as a shape"),
+    "large shape": (
+        {"x": frombuffer(b"(\x8a\x09" + bytes(7) + b"\x80\0t")},
+        "a shape with other sizes",
+    ),
     "half dense": ({"tx": TX}, "allx and tx are not both sparse or both dense"),
 }
 
@@ -267,13 +281,22 @@ def test_bad_matrices_are_refused(tmp_path, change, message):
         ("6\n6\n", "test vertices are distinct and at least 4"),
         ("6\n3\n", "test vertices are distinct and at least 4"),
         ("6\n900000000000\n", "900000000001 vertices do not fit in max_bytes"),
+        ("6\n" * 3000, "test.index: 6000 bytes of numbers do not fit in max_bytes"),
     ],
 )
 def test_bad_test_vertices_are_refused(tmp_path, text, message):
     save(tmp_path)
     (tmp_path / "ind.tiny.test.index").write_text(text)
     with pytest.raises(FileFormatError, match=message):
-        read_planetoid(tmp_path)
+        read_planetoid(tmp_path, max_bytes=100_000)
+
+
+@pytest.mark.parametrize("blank", [chr(code) for code in range(256) if chr(code).isspace()])
+def test_blanks_of_every_kind_around_test_vertices_do_not_count(tmp_path, blank):
+    save(tmp_path)
+    raw = f"{blank}6{blank}\n4\n{blank}".encode("latin-1")
+    (tmp_path / "ind.tiny.test.index").write_bytes(raw)
+    assert np.flatnonzero(read_planetoid(tmp_path).test_mask).tolist() == [4, 6]
 
 
 def test_missing_parts_and_objects_that_are_no_matrix_are_refused(tmp_path):
@@ -284,6 +307,15 @@ def test_missing_parts_and_objects_that_are_no_matrix_are_refused(tmp_path):
     raw = b"ccopy_reg\n_reconstructor\n(c__builtin__\nobject\nc__builtin__\nobject\nNtR."
     with pytest.raises(FileFormatError, match="an object instead of a csr_matrix"):
         read_planetoid(save(tmp_path, x=raw))
+
+
+def test_features_that_are_not_all_dense_are_within_max_bytes(tmp_path):
+    wide = {"x": scipy.sparse.csr_matrix((0, 10**5)), "y": ALLY[:0], "ally": ALLY[:0]}
+    wide |= {name: np.zeros((rows, 10**5), np.uint8) for name, rows in {"allx": 0, "tx": 2}.items()}
+    save(tmp_path, **wide)
+    (tmp_path / "ind.tiny.test.index").write_text("5\n900\n")
+    with pytest.raises(FileFormatError, match="901 vertices do not fit in max_bytes=100000000"):
+        read_planetoid(tmp_path, max_bytes=10**8)
 
 
 def test_two_data_sets_in_a_folder_need_a_name(tmp_path):
@@ -358,7 +390,7 @@ def test_empty_graphs_and_labels_without_classes_are_read(tmp_path):
 def test_sizes_and_encodings_that_contradict_the_bytes_are_refused(tmp_path):
     raw = pickle.dumps(ALLY[:2], 2)
     for changed, message in (
-        (raw.replace(b"latin1", b"rot_13"), "bytes encoded as 'rot_13'"),
+        (raw.replace(b"latin1", b"rot_13"), "bytes encoded otherwise than as latin1"),
         (raw.replace(b"K\x02K\x02\x86", b"K\x02K\x03\x86"), r"4 values for .* shape \(2, 3\)"),
     ):
         with pytest.raises(FileFormatError, match=message):

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import ml_dtypes
 import numba
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from op_cases import (
     KINDS,
     LONG_ROWS,
     ROW_LENGTHS,
+    host,
     intact,
     moved,
     name_of,
@@ -150,7 +152,10 @@ def rows_of_equals(case, count, dtype, feat):
     return A, args
 
 
-@pytest.mark.parametrize("count", [10**6, pytest.param(10**7, marks=pytest.mark.grid)])
+long_counts = pytest.mark.parametrize("count", [10**6, pytest.param(10**7, marks=pytest.mark.grid)])
+
+
+@long_counts
 @pytest.mark.parametrize("feat", [4, 6], ids=["small", "compiled"])
 @every_dtype
 @every_function
@@ -163,6 +168,7 @@ def test_long_rows_round_like_short_ones(case, dtype, feat, count):
         return  # a sample or a loop more is no such function
     options = {name: value for name, value in case.options.items() if name not in MASK}
     case, few, results = replace(case.with_heads((1,)), options=options), 8, []
+    info = ml_dtypes.finfo(dtype)
     for n in (few, 2 * few):
         results.append(case.expected(*rows_of_equals(case, n, dtype, feat)))
     A, args = rows_of_equals(case, count, dtype, feat)
@@ -171,8 +177,75 @@ def test_long_rows_round_like_short_ones(case, dtype, feat, count):
         exact = one + (two - one) * (count / few - 1)
         exact = np.where(np.isclose(two, one / 2, rtol=1e-12), one * few / count, exact)
         sure = abs(one) > bound  # sums of what cancels are not compared
+        sure &= (abs(exact) >= info.smallest_normal) & (abs(exact) <= info.max)
         error = abs(result[:2].astype(np.float64) - exact)
-        assert (error <= math.log2(count) * np.finfo(dtype).eps * abs(exact))[sure].all()
+        assert (error <= math.log2(count) * info.eps * abs(exact))[sure].all()
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("feat", [4, 6], ids=["small", "compiled"])
+@every_function
+def test_long_rows_are_infinite_where_short_ones_are(case, feat, value):
+    """One of the features, at each entry."""
+    kept = {name: value for name, value in case.options.items() if name not in MASK}
+    case, signs = replace(case, options=kept), []
+    for count in (400, 3000):
+        A, args = rows_of_equals(case, count, np.float32, feat)
+        for arg in args.values():
+            features = arrays_of(arg)[-1]
+            if features.ndim > 1:
+                features[..., 1] = value
+                break
+        with np.errstate(all="ignore"):
+            results = case.run(A, args)
+        signs.append([np.where(np.isfinite(a), 0, np.sign(a)) for a in results])
+    for short, long in zip(*signs, strict=True):
+        np.testing.assert_array_equal(short[:2], long[:2])
+
+
+@long_counts
+@every_dtype
+def test_gradients_of_attention_values_add_up_over_a_long_row(dtype, count):
+    """The terms of that of ``att`` have one sign: features as well as their scores differ in it."""
+    case = replace(NAMED["gatv2_backward"].with_heads((1,)), options={})
+    results = []
+    for n in (8, count):
+        ptr, indices = np.array([0, n, n], np.int32), np.arange(n, dtype=np.int32) % 2
+        A = CSR(ptr, indices, None, shape=(2, 2))
+        args = case.arguments(A, dtype, feat=4)
+        for name, arg in args.items():
+            arg.fill(dtype(0.1))
+            if name == "left":
+                arg[:] = np.array([0.5, -0.5], dtype)[:, None, None]
+        results.append(case.expected(A, args) if n == 8 else case.run(A, args))
+    bound = math.log2(count) * ml_dtypes.finfo(dtype).eps
+    for (exact, _), result in zip(*results, strict=True):
+        assert (abs(result.astype(np.float64) - exact) <= bound * abs(exact)).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "name",
+    [
+        "spmm sum",
+        "spmm mean",
+        "spgemm",
+        "message_aggregate mul",
+        "edge_softmax of 2 axes",
+        "gat",
+        "gatv2",
+        "dot_attention",
+    ],
+)
+def test_long_rows_round_alike_on_both_devices(name):
+    """Within 4 units in the last place."""
+    import cupy
+
+    case = NAMED[name].with_heads((1,))
+    A, args = rows_of_equals(case, 10**6, np.float32, 6)
+    copies = {name: put(cupy, arg) for name, arg in args.items()}
+    for ours, theirs in zip(case.run(A, args), case.run(put(cupy, A), copies), strict=True):
+        assert (abs(ours - host(theirs)) <= 4 * np.spacing(abs(ours))).all()
 
 
 def test_a_row_of_many_ones_is_counted():

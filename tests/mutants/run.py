@@ -1,4 +1,4 @@
-"""Mutate the formats, conversions, checks and readers: ``make mutants``, or ``--help``.
+"""Mutate formats, conversions, checks, readers and partitions: ``make mutants``, or ``--help``.
 
 A seeded sample of small changes, each in a process of its own, against the tests that run the
 changed line, quick ones first.  A test kills the mutant if it fails, or takes ten times as long in
@@ -10,6 +10,7 @@ import ast
 import os
 import pickle
 import random
+import re
 import shutil
 import signal
 import sys
@@ -27,13 +28,21 @@ import trial  # noqa: E402
 from mutations import Mutant, mutants, mutated  # noqa: E402
 
 #: Modules to mutate.
-SOURCES = ("formats/*.py", "graph/*.py", "io/*.py")
+SOURCES = (
+    *("formats/*.py", "graph/*.py", "io/*.py"),
+    *("distributed/job/checkpoint.py", "distributed/parts/*.py"),
+)
 #: Modules of kernels for a GPU.
 LEFT = ("faults.py",)
 #: Tests that kill mutants, in groups that take about equally long.
 TESTS = (
     ("tests/formats",),
     ("tests/io", "tests/interop", "tests/tools/test_testing.py", "tests/tools/test_stats.py"),
+    (
+        "tests/distributed/test_damage.py",
+        "tests/distributed/test_checkpoint.py",
+        "tests/distributed/test_partition.py",
+    ),
 )
 #: Mutants that no test can kill, with reasons.
 SURVIVORS = HERE / "survivors.txt"
@@ -67,7 +76,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=20261125, help="of the sample")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--least", type=float, default=0.85, help="share to be killed")
-    parser.add_argument("--only", default="", help="mutants whose key contains this")
+    parser.add_argument("--only", default="", help="mutants whose key has this pattern")
     return parser.parse_args()
 
 
@@ -115,7 +124,7 @@ def everything() -> list[Mutant]:
 
 def sampled(given: argparse.Namespace) -> list[Mutant]:
     """Draw the sample."""
-    found = [mutant for mutant in everything() if given.only in mutant.key]
+    found = [mutant for mutant in everything() if re.search(given.only, mutant.key)]
     return random.Random(given.seed).sample(found, min(given.count, len(found)))
 
 
@@ -213,6 +222,8 @@ def outcome(code: int, folder: Path) -> tuple[str, str]:
         return "killed", signal.Signals(-code).name
     if code in (1, 2) and (folder / "note").is_file():
         return "killed", pickle.loads((folder / "note").read_bytes())["failed"]
+    if code == 4:  # all were collected before
+        return "killed", "conftest.py (import)"
     if code == 0:
         return "survived", ""
     return "survived", f"pytest ended with {code}: {(folder / 'output').read_text()[-300:]}"

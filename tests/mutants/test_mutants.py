@@ -123,6 +123,7 @@ def test_a_child_runs_the_tests_on_the_mutant_alone(tmp_path, monkeypatch, after
         (-signal.SIGSEGV, None, ("killed", "SIGSEGV")),
         (-signal.SIGALRM, None, ("timed out", "")),
         (-signal.SIGKILL, None, ("survived", "killed from outside")),
+        (4, None, ("killed", "conftest.py (import)")),
         (1, None, ("survived", "pytest ended with 1: text")),
     ],
 )

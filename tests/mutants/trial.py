@@ -176,5 +176,6 @@ def child_code(
             sys.modules["numba.core.caching"].Cache.save_overload = lambda *_: None
     plugin = Plugin(folder / "note", chosen, coverage)
     options = ["-x", "-q", "--no-header", "-m", "not gpu and not grid", "-p", "no:cacheprovider"]
-    options += ["-p", "no:xdist", "--assert=plain", f"--basetemp={folder / 'tmp'}", "--tb=short"]
+    options += ["-p", "no:xdist", "-p", "no:pytest_cov", "--assert=plain", "--tb=short"]
+    options += [f"--basetemp={folder / 'tmp'}"]
     return int(pytest.main([*options, *tests], plugins=[plugin]))

@@ -208,6 +208,26 @@ def _against_bags(
     return reasons + small.reasons_against((len(A.indices) + A.shape[0]) * x.shape[1], most)
 
 
+def _sums_of_bags(X: Tensor, indices: Tensor, indptr: Array, weights: Tensor | None) -> Array:
+    """Compute sums of the rows of ``X`` in each bag, large results in parts."""
+    starts, n = torch.from_numpy(indptr), len(indptr) - 1
+    row_bytes = X.shape[1] * X.element_size()
+    if n * row_bytes <= _MOST_OF_A_RESULT:
+        bags: Array = torch.embedding_bag(X, indices, starts, False, 0, False, weights, True)[
+            0
+        ].numpy()
+        return bags
+    out = np.empty((n, X.shape[1]), X.numpy().dtype)
+    rows = max(_PART * torch.get_num_threads() // row_bytes, 1)
+    for row in range(0, n, rows):
+        ends = starts[row : row + rows + 1]
+        first, last = int(ends[0]), int(ends[-1])
+        shares = None if weights is None else weights[first:last]
+        inputs = X, indices[first:last], ends - first if first else ends
+        out[row : row + rows] = torch.embedding_bag(*inputs, False, 0, False, shares, True)[0]
+    return out
+
+
 def _bags(
     A: CSR,
     x: Array,
@@ -226,22 +246,12 @@ def _bags(
     weights = None
     if values is not None or col_scale is not None:
         weights = torch.from_numpy(small.weights(A, x, values, col_scale))
-    X = x if x.dtype.itemsize > 2 else wide(x)
-    X, indices, starts = map(torch.from_numpy, (X, A.indices, A.indptr))
-    out = np.empty((n, x.shape[1]), X.numpy().dtype)
-    rows = n
-    if out.nbytes > _MOST_OF_A_RESULT:
-        rows = max(_PART * torch.get_num_threads() // out[:1].nbytes, 1)
-    for row in range(0, n, rows):
-        ends = starts[row : row + rows + 1]
-        first, last = int(ends[0]), int(ends[-1])
-        shares = None if weights is None else weights[first:last]
-        inputs = X, indices[first:last], ends - first if first else ends
-        bags: Array = torch.embedding_bag(*inputs, False, 0, False, shares, True)[0].numpy()
-        if rows == n:
-            out = bags
-        else:
-            out[row : row + rows] = bags
+    X = torch.from_numpy(x if x.dtype.itemsize > 2 else wide(x))
+    indices, starts = torch.from_numpy(A.indices), A.indptr
+    for begins, ends in primitives.blocks_of(A.indptr):
+        X = torch.from_numpy(_sums_of_bags(X, indices, begins, weights))
+        indices, starts, weights = torch.arange(len(X), dtype=indices.dtype), ends, None
+    out = _sums_of_bags(X, indices, starts, weights)
     if row_scale is not None or reduce == "mean":
         small.scale_rows(A, out, row_scale, reduce)
     return out if out.dtype == x.dtype else rounded(out, x)

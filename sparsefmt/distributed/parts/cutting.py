@@ -36,7 +36,7 @@ from ...io.memory import default_limit
 from ...io.npz import mapped
 from ...reorder import Order
 from . import rows
-from .files import EDGES, HEADER, MASKS, Partition, digest, edges_sum, rows_sum
+from .files import EDGES, HEAD_BYTES, HEADER, MASKS, Partition, digest, edges_sum, rows_sum
 
 #: What has edges: a path, a graph, or pieces; and data of vertices, or the path of a ``.npy``.
 Pieces: TypeAlias = str | os.PathLike[str] | Graph | Format | Iterable[Any]
@@ -288,7 +288,8 @@ def _array(name: str, source: Data) -> Array:
         return to_device(as_array(name, source), "cpu")
     path = named(source)
     check_regular(path)
-    return mapped(path, f"write {name} with numpy.save")
+    with path.open("rb") as file:
+        return mapped(file, f"write {name} with numpy.save")
 
 
 def _cut(
@@ -346,6 +347,7 @@ class _NewArray:
         head, descr = io.BytesIO(), np.lib.format.dtype_to_descr(self.dtype)
         facts = {"descr": descr, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(head, facts)
+        assert head.tell() == HEAD_BYTES  # by which readers count the edges of a folder
         self.size = self.crc = self.waiting = 0
         self._blocks: list[bytes] = []
         self._add(head.getvalue())

@@ -41,8 +41,8 @@ _ALLOWED = {
     **dict.fromkeys(MASKS, ("bool",)),
 }
 _MEND = "copy the folder again, or write it with sparsefmt partition"
-_MOST = 1 << 23  # bytes of a header
-_HEAD = 128  # bytes of a .npy before its numbers, as NumPy writes them
+_MOST = 5 << 20  # bytes of a header: 8 arrays of 8192 parts take 4 MB
+HEAD_BYTES = 128  # of a .npy before its numbers, as NumPy writes them
 _BLOCK = 1 << 22  # bytes of a file
 _NUMBERS = 1 << 20  # of an array that are summed together
 
@@ -182,7 +182,7 @@ def _checked(home: Path, facts: dict[str, Any]) -> Partition:
     if result.parts < 1 or not set(EDGES[:2]) <= result.dtypes.keys() or missing:
         raise ValueError(f"no {', '.join(missing[:3])}")
     for name in set(EDGES) & result.dtypes.keys():
-        sizes = [result.files[f"part{p}/{name}.npy"][0] - _HEAD for p in range(result.parts)]
+        sizes = [result.files[f"part{p}/{name}.npy"][0] - HEAD_BYTES for p in range(result.parts)]
         if sum(sizes) != result.edges * np.dtype(result.dtypes[name]).itemsize:
             raise ValueError(f"edges is {result.edges} but {name}.npy have {sum(sizes)} bytes")
     return result
@@ -235,6 +235,9 @@ def read_part(
             where = partition.folder / f"part{parts[0]}"
             raise fault(where, f"an edge leads elsewhere: {_MEND}.")
     weight, features, labels = map(arrays.get, ("weight", "features", "labels"))
+    if labels is not None and labels.max(initial=-1) >= partition.classes:
+        why = f"labels reach {labels.max()} but there are {partition.classes} classes: {_MEND}."
+        raise fault(partition.folder / f"part{parts[0]}", why)
     masks = {name: arrays[name] for name in MASKS if name in arrays}
     return Part(rank, bounds, edges, weight, features, labels, masks)
 
@@ -266,10 +269,10 @@ def load(
         raise fault(path, f"it is missing: {_MEND}.")
     size, crc = partition.files[name]
     with naming(path), path.open("rb") as file:
-        blocks = iter(partial(file.read, _BLOCK), b"")
-        if path.stat().st_size != size or crc != reduce(lambda a, b: zlib.crc32(b, a), blocks, 0):
+        length, blocks = os.fstat(file.fileno()).st_size, iter(partial(file.read, _BLOCK), b"")
+        if length != size or crc != reduce(lambda a, b: zlib.crc32(b, a), blocks, 0):
             raise fault(path, f"it is not the file that {HEADER} describes: {_MEND}.")
-        array = mapped(path, _MEND)
+        array = mapped(file, _MEND)
     fits = array.ndim == len(shape) and all(
         want in (None, have) for want, have in zip(shape, array.shape, strict=True)
     )

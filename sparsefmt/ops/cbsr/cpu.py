@@ -21,6 +21,7 @@ from ..engine.loops import (
     NARROW,
     Int,
     Loop,
+    apart,
     inlined,
     move_block,
     parallel,
@@ -52,34 +53,52 @@ def scaled_row(Y: Array, at: Int, feat: Int, divisor: Any, factor: Any) -> None:
         Y[f] = Y[f] / divisor * factor
 
 
+@inlined
+def _add_entries(Y: Array, at: Int, A: Any, S: Any, col_scale: Array, first: Int, end: Int) -> None:
+    """Add products of some entries of a row to ``Y`` from ``at`` on."""
+    indices, data = A
+    columns, values, k = S
+    last, unit = len(indices) - 1, values.dtype.type(1)
+    for e in range(first, end):
+        ahead = np.int64(indices[min(e + AHEAD, last)])
+        _prefetch_row(columns, ahead, k)
+        _prefetch_row(values, ahead, k)
+        j = np.int64(indices[e])
+        weight = weight_of(data, col_scale, e, j, unit)
+        for t in range(np.uint64(j * k), np.uint64((j + 1) * k)):
+            Y[at + np.uint64(columns[t])] += weight * values[t]
+
+
+@apart
+def _add_blocks(
+    Y: Any, at: Int, A: Any, S: Any, col_scale: Array, first: Int, end: Int, totals: Array
+) -> None:
+    """Add products of the entries of a long row to ``Y``, 0 before, block by block."""
+    Y, feat = Y
+    for e in range(first, end, _BLOCK):
+        until = min(e + _BLOCK, end)
+        _add_entries(Y, at, A, S, col_scale, e, until)
+        move_block(Y, at, feat, totals, Y.dtype.type(1), until == end)
+
+
 @parallel
 def products_of_rows(
     indptr: Array, A: Any, S: Any, scales: Array, Y: Array, mean: Any, pieces: Int
 ) -> None:
     """Multiply a CSR, ``A``, by a CBSR, ``S``, into dense rows: ``Y`` is (flat, feat)."""
-    indices, data = A
-    columns, values, k = S
-    row_scale, col_scale = scales
-    Y, feat = Y
-    last, unit = len(indices) - 1, values.dtype.type(1)
+    values, (row_scale, col_scale) = S[1], scales
+    dense, (Y, feat) = Y, Y
+    unit = values.dtype.type(1)
     for piece in numba.prange(pieces):
         start, stop = rows_of(indptr, piece, pieces)
         totals = np.zeros(2 * feat, values.dtype)
         for i in range(start, stop):
             first, end, at = np.int64(indptr[i]), np.int64(indptr[i + 1]), np.uint64(i * feat)
             Y[i * feat : (i + 1) * feat] = 0
-            until = first + _BLOCK - 1 if end - first > SHORT else np.int64(-1)
-            for e in range(first, end):
-                ahead = np.int64(indices[min(e + AHEAD, last)])
-                _prefetch_row(columns, ahead, k)
-                _prefetch_row(values, ahead, k)
-                j = np.int64(indices[e])
-                weight = weight_of(data, col_scale, e, j, unit)
-                for t in range(np.uint64(j * k), np.uint64((j + 1) * k)):
-                    Y[at + np.uint64(columns[t])] += weight * values[t]
-                if e == until:
-                    move_block(Y, i * feat, feat, totals, unit, e == end - 1)
-                    until = min(until + _BLOCK, end - 1)
+            if end - first > SHORT:
+                _add_blocks(dense, at, A, S, col_scale, first, end, totals)
+            else:
+                _add_entries(Y, at, A, S, col_scale, first, end)
             if end > first and (mean or len(row_scale)):
                 divisor = values.dtype.type(end - first if mean else 1)
                 factor = row_scale[i] if len(row_scale) else unit

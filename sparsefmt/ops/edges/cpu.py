@@ -60,11 +60,11 @@ def products_at_entries(
 
 @by_blocks
 def _power_lanes(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
-    """Write powers of some runs of a row, whose lanes are entries; add them up."""
-    scores, out, start, stop, top = args
+    """Write powers of some entries, which are lanes; add them up."""
+    scores, out, top = args
     low, step, sums = lanes(scores, NARROW, -np.inf), width_of(zero), zero
-    for e in range(start + first * step, start + last * step, step):
-        count = min(step, stop - e)
+    for e in range(first, last, step):
+        count = min(step, last - e)
         shifted = add_product(load(low, scores, e, count), -1, top)
         powers = exp(shifted)
         store(powers, out, e, count)
@@ -82,8 +82,7 @@ def _softmax_one(scores: Array, out: Array, start: Int, stop: Int) -> None:
         run = load(low, scores, e, min(step, stop - e))
         top = where(greater(run, top), run, top)
     top = lanes_beside(zero, scores, largest(top))
-    runs = (stop - start + step - 1) // step
-    denominator = total(_power_lanes(zero, 0, runs, (scores, out, start, stop, top)))
+    denominator = total(_power_lanes(zero, start, stop, (scores, out, top), step))
     for e in range(start, stop, step):
         count = min(step, stop - e)
         store(divided(load(zero, out, e, count), denominator), out, e, count)
@@ -131,13 +130,23 @@ def softmax_of_rows(indptr: Array, scores: Array, heads: Int, out: Array, pieces
 
 
 @by_blocks
-def _products(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
-    """Add up products of some runs, each ``apart`` values behind the one before it."""
-    p, grad, start, stop, apart, most = args
+def _product_lanes(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
+    """Add up products at some entries, which are lanes."""
+    p, grad = args
+    step, sums = width_of(zero), zero
+    for e in range(first, last, step):
+        count = min(step, last - e)
+        sums = add_product(sums, load(zero, p, e, count), load(zero, grad, e, count))
+    return sums
+
+
+@by_blocks
+def _product_rows(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
+    """Add up products at some entries, whose lanes are heads."""
+    p, grad, h, heads, count = args
     sums = zero
-    for k in range(first, last):
-        at = start + k * apart
-        count = min(most, stop - at)
+    for e in range(first, last):
+        at = e * heads + h
         sums = add_product(sums, load(zero, p, at, count), load(zero, grad, at, count))
     return sums
 
@@ -146,8 +155,7 @@ def _products(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
 def _backward_one(p: Array, grad: Array, out: Array, start: Int, stop: Int) -> None:
     zero = lanes(p, NARROW, 0)
     step = width_of(zero)
-    runs = (stop - start + step - 1) // step
-    sums = _products(zero, 0, runs, (p, grad, start, stop, step, step))
+    sums = _product_lanes(zero, start, stop, (p, grad), step)
     mean = lanes_beside(zero, p, total(sums))
     for e in range(start, stop, step):
         count = min(step, stop - e)
@@ -161,8 +169,7 @@ def _backward_heads(
 ) -> None:
     zero = lanes(p, NARROW, 0)
     count = min(width_of(zero), heads - h)
-    at, end = start * heads + h, stop * heads
-    sums = _products(zero, 0, stop - start, (p, grad, at, end, heads, count))
+    sums = _product_rows(zero, start, stop, (p, grad, h, heads, count))
     for e in range(start, stop):
         at = e * heads + h
         run = add_product(load(zero, grad, at, count), -1, sums)

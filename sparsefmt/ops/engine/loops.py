@@ -64,6 +64,8 @@ INLINED: Any = {
     "_nrt": False,
 }
 inlined: Callable[[Loop], Loop] = numba.njit(**INLINED)
+#: A function of its own: of what is rare, so that registers are for the rest.
+apart: Callable[[Loop], Loop] = numba.njit(**{**INLINED, "forceinline": False})
 
 
 @inlined
@@ -116,64 +118,68 @@ def by_tiles(tile: Any, like: Array, feat: Int, row: tuple[Any, ...], args: Any)
 
 
 @inlined
-def plus_block(total: Run, lost: Run, sums: Run) -> Any:
-    """Add lanes to a total in two parts, the second what rounds off the first (Knuth, Dekker)."""
+def finite(zero: Run, run: Run) -> Any:
+    """Return lanes with 0 in the place of Inf and NaN."""
+    return where(greater(product(run, 0), zero), zero, run)
+
+
+@inlined
+def plus_block(zero: Run, total: Run, lost: Run, sums: Run) -> Any:
+    """Add lanes to a total in two parts, the second what rounds off the first (Knuth, Dekker).
+
+    Where the first is infinite, or NaN, the second is 0.
+    """
     after = add_product(total, 1, sums)
     share = add_product(after, -1, total)
     lost = add_product(lost, 1, add_product(total, -1, add_product(after, -1, share)))
-    lost = add_product(lost, 1, add_product(sums, -1, share))
+    lost = finite(zero, add_product(lost, 1, add_product(sums, -1, share)))
     result = add_product(after, 1, lost)
-    return result, add_product(lost, -1, add_product(result, -1, after))
+    return result, finite(zero, add_product(lost, -1, add_product(result, -1, after)))
 
 
 def by_blocks(add_some: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function that adds up all entries of a row of one that adds up some.
+    """Extend a function that sums some entries of a row to whole rows.
 
-    That one takes lanes of 0, first and last entry, exclusive, and what it reads.  A long row's sum
-    has the error of one block's; a short row is one block.
+    It takes lanes of 0, first and last entry, exclusive, and what it reads.  A long row's sum
+    has the error of one block's; a short row is one block.  Where lanes are entries it adds up
+    ``step`` of them at a time.
     """
     some: Any = inlined(add_some)
 
     @inlined
-    def add_up(zero: Run, start: Int, stop: Int, args: Inputs) -> Any:
+    def add_up(zero: Run, start: Int, stop: Int, args: Inputs, step: Int = 1) -> Any:
         first, last, total, lost = start, stop, zero, zero
-        if stop - start > SHORT:
-            last = start + BLOCK
+        if stop - start > SHORT * step:
+            last = start + BLOCK * step
         while True:
             sums = some(zero, first, last, args)
             if last == stop:
                 break
-            total, lost = plus_block(total, lost, sums)
-            first, last = last, min(last + BLOCK, stop)
+            total, lost = plus_block(zero, total, lost, sums)
+            first, last = last, min(last + BLOCK * step, stop)
         if first > start:
-            total, lost = plus_block(total, lost, sums)
-            sums = rounded(zero, total, lost)
+            total, lost = plus_block(zero, total, lost, sums)
+            sums = add_product(total, 1, lost)
         return sums
 
     return add_up
 
 
-@inlined
-def rounded(zero: Run, total: Run, lost: Run) -> Any:
-    """Return a total with what was lost, which infinities make NaN."""
-    endless = greater(product(lost, 0), zero)
-    return where(endless, total, add_product(total, 1, lost))
-
-
-@inlined
+@apart
 def move_block(Y: Array, at: Int, feat: Int, totals: Array, factor: float, last: bool) -> None:
-    """Move the sums of a block, ``feat`` values of ``Y``, to totals that grew ``factor`` times.
+    """Move the sums of a block, ``feat`` values of ``Y``, to totals.
 
-    ``totals`` holds also what they lost; ``last`` writes all to ``Y`` instead.
+    ``totals``, which are multiplied by ``factor`` before, holds also what they lost; ``last``
+    writes all to ``Y`` instead.
     """
     zero = lanes(Y, NARROW, 0)
     for f in range(0, feat, width_of(zero)):
         count = min(width_of(zero), feat - f)
         total = product(load(zero, totals, f, count), factor)
         lost = product(load(zero, totals, feat + f, count), factor)
-        total, lost = plus_block(total, lost, load(zero, Y, at + f, count))
+        total, lost = plus_block(zero, total, lost, load(zero, Y, at + f, count))
         if last:
-            store(rounded(zero, total, lost), Y, at + f, count)
+            store(add_product(total, 1, lost), Y, at + f, count)
             total, lost = zero, zero
         else:
             store(zero, Y, at + f, count)

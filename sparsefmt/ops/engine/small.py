@@ -58,6 +58,23 @@ def rows_of(A: CSR) -> Array:
     return A._built().ask("rows", lambda: primitives.expand(A.indptr, A.nnz))
 
 
+def blocks_of(A: CSR) -> list[primitives.Blocks]:
+    """Return the blocks of long rows, kept with the structure."""
+    return A._built().ask("blocks", lambda: primitives.blocks_of(A.indptr))
+
+
+def long_columns_of(A: CSR) -> primitives.LongColumns:
+    """Return the entries of long columns, kept with the structure."""
+    return A._built().ask(
+        "long columns", lambda: primitives.long_columns_of(A.indptr, A.indices, A.n_cols)
+    )
+
+
+def longest_row(A: CSR) -> int:
+    """Return the number of entries of the longest row, kept with the structure."""
+    return A._built().ask("longest", lambda: int(A.lengths.max(initial=0)))
+
+
 def weights(A: CSR, like: Array, values: Array | None, col_scale: Array | None) -> Array:
     """Compute ``a[e] c[j]`` at each entry, 1 for a missing factor, in the dtype of sums."""
     kind = np.float32 if like.dtype.itemsize == 2 else like.dtype

@@ -45,7 +45,8 @@ def spmm(
     a = small.weights(A, x, values, col_scale)
     sums = out if a.dtype == out.dtype else np.empty(out.shape, a.dtype)
     sums.fill(0)
-    add_product(A.shape, (A.indptr, A.indices, a), np.ascontiguousarray(wide(x)), sums)
+    X = np.ascontiguousarray(wide(x))
+    add_product(A.shape, (A.indptr, A.indices, a), X, sums, small.blocks_of(A))
     if row_scale is not None or reduce == "mean":
         small.scale_rows(A, sums, row_scale, reduce)
     if sums is not out:

@@ -14,7 +14,7 @@ from ...formats.arrays import Array
 from ...formats.compressed import CSR
 from ..engine.lanes import lanes, prefetch, width_of
 from ..engine.loops import AHEAD, NARROW, Int, by_tiles, dot, inlined, parallel, rows_of, writing
-from ..engine.small import flat, values_of
+from ..engine.small import flat, longest_row, values_of
 from ..matmul.cpu import spmm, sum_tile
 from .options import ALL, STRATEGIES, SampleOptions
 
@@ -51,7 +51,7 @@ def spmm_sampled(
     out = np.empty((A.n_rows, x.shape[1]), x.dtype) if out is None else out
     if not out.size:
         return out
-    if A.lengths.max() <= width:  # all rows whole: nothing to gather
+    if longest_row(A) <= width:  # all rows whole: nothing to gather
         reduce = "mean" if mean else "sum"
         return spmm(A, x, values, None, row_scale, col_scale, reduce, out=out)
     stored, features = (A.indices, values_of(values, x)), flat(x)

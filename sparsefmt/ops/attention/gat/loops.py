@@ -38,7 +38,7 @@ from ...engine.loops import (
     rows_of,
     writing,
 )
-from ...engine.small import packed, wide
+from ...engine.small import longest_row, packed, wide
 from ...engine.structure import transposed
 from ..score import Dropping, Forward, GatArguments, heads_and_feat, shape_of
 from . import small
@@ -124,13 +124,13 @@ def _row_scores(
 
 @by_blocks
 def _signed_powers(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
-    """Write powers with their signs in place of some runs of scores; add up all and signed ones."""
-    weights, signs, size, tops = args
+    """Write powers with their signs in place of some scores; add up all and signed ones."""
+    weights, signs, tops = args
     nothing = lanes(weights, NARROW, -np.inf)
     step, (sums, positive) = width_of(nothing), halves(zero)
     none = sums
-    for k in range(first * step, last * step, step):
-        count = min(step, size - k)
+    for k in range(first, last, step):
+        count = min(step, last - k)
         powers = exp(add_product(load(nothing, weights, k, count), -1, tops))
         sign = load(none, signs, k, count)
         store(product(powers, sign), weights, k, count)
@@ -144,8 +144,8 @@ def _signed_powers(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
 def _powers(weights: Array, signs: Array, size: int, top: float) -> Any:
     """Compute ``exp(s - top)`` with the sign of s, in place; return sums of all and positive."""
     zero = lanes(weights, NARROW, 0)
-    runs, tops = (size + width_of(zero) - 1) // width_of(zero), lanes_beside(zero, weights, top)
-    both = _signed_powers(paired(zero, zero), 0, runs, (weights, signs, size, tops))
+    args = weights, signs, lanes_beside(zero, weights, top)
+    both = _signed_powers(paired(zero, zero), 0, size, args, width_of(zero))
     sums, positive = halves(both)
     denominator = total(sums)
     # What is left of the signed sum: positive less negative.
@@ -276,11 +276,11 @@ def _source_scores(
 
 @by_blocks
 def _slopes(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
-    """Write P with the sign of the score in place of some runs; add up ``leaky'(z) P D``."""
-    weights, signs, shares, size = args
+    """Write P with the sign of the score in place of some scores; add up ``leaky'(z) P D``."""
+    weights, signs, shares = args
     nothing, step, less = lanes(weights, NARROW, -np.inf), width_of(zero), zero
-    for k in range(first * step, last * step, step):
-        count = min(step, size - k)
+    for k in range(first, last, step):
+        count = min(step, last - k)
         powers = exp(load(nothing, weights, k, count))
         less = add_product(less, powers, load(zero, shares, k, count))
         store(product(powers, load(zero, signs, k, count)), weights, k, count)
@@ -291,8 +291,7 @@ def _slopes(zero: Run, first: Int, last: Int, args: Inputs) -> Any:
 def _source_weights(work: tuple[Array, Array, Array], size: int) -> Any:
     """Write P with the sign of the score in place of the score; return ``sum of leaky'(z) P D``."""
     zero = lanes(work[0], NARROW, 0)
-    runs = (size + width_of(zero) - 1) // width_of(zero)
-    return total(_slopes(zero, 0, runs, (*work, size)))
+    return total(_slopes(zero, 0, size, work, width_of(zero)))
 
 
 @parallel
@@ -476,7 +475,7 @@ def _case_of(A: CSR, args: GatArguments) -> tuple[Scores, Sizes, Dropping]:
     """Return what all loops over rows read."""
     kind = type_of_sums(args.h)
     terms = (np.empty(0, kind) if a is None else packed(a) for a in args[1:5])
-    longest = int(np.diff(A.indptr).max(initial=0)) + bool(args.loops)
+    longest = longest_row(A) + bool(args.loops)
     sizes = *heads_and_feat(args.h), longest, narrow(kind, args.slope), bool(args.loops)
     return Scores(*terms), Sizes(*sizes), dropping_of(args.dropout, args.seed, kind)
 

@@ -264,11 +264,13 @@ def _powers(e: _Entries, values: Array) -> tuple[Array, Array, Array]:
 
 def _products(e: _Entries, w: Array, X: Array, *, transposed: bool = False) -> Array:
     """Sum ``w X[j]`` over the entries of each row i, or ``w X[i]`` of each column; by head."""
-    add, (A, stored) = add_transposed_product if transposed else add_product, (e[0], e[0].nnz)
+    A, stored = e[0], e[0].nnz
+    add = add_transposed_product if transposed else add_product
+    more: Any = small.long_columns_of(A) if transposed else small.blocks_of(A)
     sums = np.zeros((len(X), A.shape[1 if transposed else 0], X.shape[2]), X.dtype)
     if sums.size:
         for weights, x, of_head in zip(w, X, sums, strict=True):
-            add(A.shape, (A.indptr, A.indices, weights[:stored]), x, of_head)
+            add(A.shape, (A.indptr, A.indices, weights[:stored]), x, of_head, more)
     return sums + w[:, stored:, None] * X if len(e.rows) > stored else sums
 
 
