@@ -17,10 +17,9 @@ from torch.nn.functional import dropout as drop
 from ..errors import ShapeError
 from ..ops.cbsr.api import REDUCTIONS
 from ..ops.engine.bind import word
-from ..ops.engine.call import call
 from .engine import checks as _check
-from .engine.library import LibraryOp, direct, narrowed
-from .engine.recording import apart, recorded, taped
+from .engine.library import LibraryOp, narrowed
+from .engine.recording import recorded, taped
 from .matmul import Factors, csr_operands, factor_gradients, restored, scaled
 from .tensors.prepare import GraphLike, tensors_of
 from .tensors.shared import Shared
@@ -35,7 +34,7 @@ SSPMM_OUTER = LibraryOp("sspmm_outer")
 SDDMM_CBSR = LibraryOp("sddmm_cbsr")
 
 
-class Kept(NamedTuple):
+class Largest(NamedTuple):
     """The ``k`` largest features of each row: columns and values, (n, k), of ``feat`` columns."""
 
     columns: Tensor
@@ -47,12 +46,12 @@ class Kept(NamedTuple):
         return to_dense(self.columns, self.data, self.feat)
 
 
-def keep_largest(x: Tensor, k: int, dropout: float = 0.0) -> Kept:
+def keep_largest(x: Tensor, k: int, dropout: float = 0.0) -> Largest:
     """Keep the ``k`` largest features of each row; set a share of what is kept to 0."""
     _check.tensor("x", x)
     x = narrowed(x.device.type, x)[0]
     columns, data = choose_features(x, _check.checked_k(k, x.shape[1]))
-    return Kept(columns, drop(data, dropout) if dropout else data, x.shape[1])
+    return Largest(columns, drop(data, dropout) if dropout else data, x.shape[1])
 
 
 def maxk(x: Tensor, k: int) -> Tensor:
@@ -98,7 +97,7 @@ def maxk(x: Tensor, k: int) -> Tensor:
 
 def maxk_aggregate(
     graph: GraphLike,
-    x: Tensor | Kept,
+    x: Tensor | Largest,
     k: int | None,
     edge_weight: Tensor | None = None,
     *,
@@ -146,13 +145,14 @@ def maxk_aggregate(
     if isinstance(graph, Shared) and graph.complete is None:
         scales = {"row_scale": row_scale, "col_scale": col_scale}
         return graph.maxk_aggregate(x, k, edge_weight, reduce=reduce, **scales)
-    of_vertices = x.data if isinstance(x, Kept) else x
+    of_vertices = x.data if isinstance(x, Largest) else x
     tensors = tensors_of(graph, of_vertices)
     data, *factors = csr_operands(tensors, of_vertices, edge_weight, row_scale, col_scale)
-    if isinstance(x, Kept):
-        return spgemm(tensors, x.columns, data, x.feat, *factors, reduce=reduce)
-    k = _check.checked_k(cast(int, k), data.shape[1])
-    return maxk_spgemm(tensors, data, k, reduce, *factors)
+    if isinstance(x, Largest):
+        largest = x._replace(data=data)
+    else:
+        largest = keep_largest(data, cast(int, k))
+    return spgemm(tensors, *largest, *factors, reduce=reduce)
 
 
 def features_to_keep(k: int, feat: int | None = None) -> int:
@@ -262,44 +262,6 @@ class _Spgemm(Function):
             ddata = sspmm(tensors, columns, grad, *factors[:3])
         rest = _of_factors(ctx, grad, columns, data, factors)
         return ddata, *rest, None, None, None, None
-
-
-def maxk_spgemm(
-    tensors: GraphTensors, x: Tensor, k: int, reduce: str, *factors: Tensor | None
-) -> Tensor:
-    """Multiply the graph with the ``k`` largest features of each row; nothing is checked.
-
-    ``factors`` are edge values, and the scales of rows and columns.
-    """
-    out: Tensor
-    rows, is_recorded = tensors.rows, recorded(x, *factors)
-    if not is_recorded and rows.structure is not None and direct((x, *factors)):  # asked once
-        columns, data = call(MAXK.row, None, x, k)
-        out = call(SPGEMM.row, rows.structure, columns, data, x.shape[1], *factors, reduce)
-    elif is_recorded and not [a for a in factors if a is not None and a.requires_grad]:  # one node
-        out = _MaxkSpgemm.apply(*apart(x, *factors), k, tensors, reduce)  # type: ignore[no-untyped-call]
-    else:
-        columns, data = choose_features(x, k)
-        out = spgemm(tensors, columns, data, x.shape[1], *factors, reduce=reduce)
-    return out
-
-
-class _MaxkSpgemm(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, *args: Any) -> Tensor:
-        *factors, k, ctx.tensors, ctx.reduce = args
-        columns, data = MAXK(x, k)
-        ctx.save_for_backward(None, *factors, columns)
-        ctx.feat = x.shape[1]
-        out: Tensor = SPGEMM(ctx.tensors.rows, columns, data, ctx.feat, *factors, ctx.reduce)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (*saved, columns), tensors = ctx.saved_tensors, ctx.tensors.current()
-        _, grad, factors = restored(ctx, saved, grad, tensors)
-        data = sspmm(tensors, columns, grad, *factors[:3])
-        return to_dense(columns, data, ctx.feat), None, None, None, None, None, None
 
 
 def sspmm(tensors: GraphTensors, columns: Tensor, grad: Tensor, *factors: Tensor | None) -> Tensor:

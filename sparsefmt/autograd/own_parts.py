@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..ops.engine.bind import bind
-from .cbsr import Kept, keep_largest, spgemm
+from .cbsr import Largest, keep_largest, spgemm
 from .engine import checks
 from .engine.memory import sums_dtype
 from .engine.recording import Ctx, recorded, taped
@@ -26,7 +26,7 @@ from .tensors.tensors import GraphTensors
 
 def aggregate_with_own(
     graph: GraphLike,
-    x: Tensor | Kept,
+    x: Tensor | Largest,
     own: Tensor,
     edge_weight: Tensor | None = None,
     *,
@@ -74,18 +74,18 @@ def aggregate_with_own(
     scales = {"row_scale": row_scale, "col_scale": col_scale}
     if isinstance(graph, Shared) and graph.complete is None:
         return graph.aggregate_with_own(x, own, edge_weight, k=k, without=without, **scales)
-    of_vertices = x.data if isinstance(x, Kept) else x
+    of_vertices = x.data if isinstance(x, Largest) else x
     tensors = tensors_of(graph, of_vertices)
     data, values, r, c = csr_operands(tensors, of_vertices, edge_weight, row_scale, col_scale)
     checks.own_part(own, without, tensors)
-    if k is None and not isinstance(x, Kept):
+    if k is None and not isinstance(x, Largest):
         y = multiply(tensors, False, data, values, r, c)
         own = own.to(y.dtype) if own.element_size() == 2 else own
         return torch.addcmul(y, own, data if without is None else data.masked_fill(without, 0))
-    kept = x._replace(data=data) if isinstance(x, Kept) else keep_largest(data, cast(int, k))
-    y = spgemm(tensors, kept.columns, kept.data, kept.feat, values, r, c)
-    part = kept.data if without is None else kept.data.masked_fill(without, 0)
-    return y + kept._replace(data=(own * part).to(kept.data.dtype)).dense()
+    largest = x._replace(data=data) if isinstance(x, Largest) else keep_largest(data, cast(int, k))
+    y = spgemm(tensors, largest.columns, largest.data, largest.feat, values, r, c)
+    part = largest.data if without is None else largest.data.masked_fill(without, 0)
+    return y + largest._replace(data=(own * part).to(largest.data.dtype)).dense()
 
 
 def propagate(

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..autograd import gat_aggregate, sampled_aggregate, sddmm, spmm
-from ..autograd.cbsr import Kept
+from ..autograd.cbsr import Largest
 from ..autograd.engine import checks as tensor_checks
 from ..autograd.engine import library
 from ..autograd.tensors.prepare import tensors_of
@@ -268,7 +268,7 @@ class DistGraph(Shared):
         return spmm(self.local, self._scaled(x, scales), edge_weight, reduce=reduce, **scales)
 
     def maxk_aggregate(
-        self, x: Tensor | Kept, k: int | None, edge_weight: Tensor | None = None, **options: Any
+        self, x: Tensor | Largest, k: int | None, edge_weight: Tensor | None = None, **options: Any
     ) -> Tensor:
         """Aggregate the ``k`` largest features, which alone are exchanged."""
         return maxk_product(self, x, k, edge_weight, **options)[0]
@@ -281,15 +281,15 @@ class DistGraph(Shared):
         return sampled_aggregate(self.local, x, width, edge_weight, **options)
 
     def aggregate_with_own(
-        self, x: Tensor | Kept, own: Tensor, edge_weight: Tensor | None = None, *,
+        self, x: Tensor | Largest, own: Tensor, edge_weight: Tensor | None = None, *,
         k: int | None = None, without: Tensor | None = None, **scales: Any,
     ) -> Tensor:  # fmt: skip
         """Aggregate features, and add a part of each vertex's own."""
-        if k is None and not isinstance(x, Kept):
+        if k is None and not isinstance(x, Largest):
             y, part = self.spmm(x, edge_weight, **scales), x
         else:
-            y, kept = maxk_product(self, x, k, edge_weight, **scales)
-            part = kept.dense()
+            y, largest = maxk_product(self, x, k, edge_weight, **scales)
+            part = largest.dense()
         part = part.to(y.dtype)
         own = own.to(y.dtype) if own.element_size() == 2 else own
         return torch.addcmul(y, own, part if without is None else part.masked_fill(without, 0))

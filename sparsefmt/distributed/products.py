@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..autograd import spmm
-from ..autograd.cbsr import Kept, keep_largest, spgemm
+from ..autograd.cbsr import Largest, keep_largest, spgemm
 from ..autograd.engine import library
 from ..autograd.engine.checks import TENSORS
 from ..autograd.engine.recording import once_differentiable
@@ -110,26 +110,26 @@ def dist_spmm(
 
 def maxk_product(
     graph: "DistGraph",
-    x: Tensor | Kept,
+    x: Tensor | Largest,
     k: int | None,
     edge_weight: Tensor | None = None,
     *,
     reduce: str = "sum",
     row_scale: Tensor | None = None,
     col_scale: Tensor | None = None,
-) -> tuple[Tensor, Kept]:
+) -> tuple[Tensor, Largest]:
     """Aggregate the ``k`` largest features of each in-neighbour: ``autograd.maxk_aggregate``.
 
     Returns (n_local, feat), and what own sources keep, which ranks exchange.
     """
-    of_sources = x.data if isinstance(x, Kept) else x
+    of_sources = x.data if isinstance(x, Largest) else x
     weights = _agreed(graph, of_sources, edge_weight, reduce, k, row_scale, col_scale)
-    kept = x if isinstance(x, Kept) else keep_largest(x, cast(int, k))
-    columns, data, feat = kept
+    largest = x if isinstance(x, Largest) else keep_largest(x, cast(int, k))
+    columns, data, feat = largest
     of_halo = None
     if col_scale is not None:
         data, col_scale, of_halo = _scaled(graph, data, col_scale)
-    rows = graph.mean_scale(kept.data, row_scale) if reduce == "mean" else row_scale
+    rows = graph.mean_scale(largest.data, row_scale) if reduce == "mean" else row_scale
     sent = columns
     if columns.dtype is torch.uint16:  # not sent by all backends; strides may be 0 if it is empty
         sent = columns if columns.numel() else columns.new_empty(columns.shape)
@@ -147,7 +147,7 @@ def maxk_product(
 
     own = product(graph.own, columns, data, weights[0], col_scale)
     received = numbers.finish().view(columns.dtype)
-    return own + product(graph.rest, received, exchange.finish(), weights[1], of_halo), kept
+    return own + product(graph.rest, received, exchange.finish(), weights[1], of_halo), largest
 
 
 def _agreed(

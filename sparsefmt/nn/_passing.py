@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from ..autograd import as_graph, sampled_aggregate
-from ..autograd.cbsr import Kept, features_to_keep, keep_largest
+from ..autograd.cbsr import Largest, features_to_keep, keep_largest
 from ..autograd.sampling import checked_strategy, sample_width
 from ..autograd.tensors.edge_index import turned
 from ..autograd.tensors.prepare import GraphLike
@@ -404,7 +404,7 @@ class Convolution(Passing):
                 "vertex; give x[i] in turn, or leave k out."
             )
 
-    def _kept(self, x: Tensor) -> Kept:
+    def _largest(self, x: Tensor) -> Largest:
         """Keep the ``k`` largest features of each row; while it trains, drop a share of them."""
         return keep_largest(x, cast(int, self.k), self.dropout if self.training else 0.0)
 

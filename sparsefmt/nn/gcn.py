@@ -153,6 +153,10 @@ class GCNConv(Convolution):
         lin, width = check_map(self.lin, x, "x"), self._width()
         if x.dim() > 2:
             self._check_no_batch(x)
+        product = lin is not None and lin[1] is None  # of features and a weight, and nothing else
+        of_input, chooses = self.k is not None and self.maxk_on == "input", self.k is not None
+        if of_input and not product:  # such a map has to come before the sum
+            x, of_input, chooses = self._largest(x).dense(), False, False
 
         def aggregated(h: Tensor, bias: Tensor | None = None) -> Tensor:
             rows, weight = as_operands(graph, tensors, h, edge_weight)
@@ -161,14 +165,13 @@ class GCNConv(Convolution):
                 weighted = weight is not None or tensors.csr_values is not None
                 fill = 2.0 if self.improved and weighted else 1.0
             operands = graph, tensors, weight, rows.dtype, fill
-            if width is not None or self.k is not None:
+            if width is not None or chooses:
                 return plus(self._of_parts_of_rows(rows, width, *operands, to_all=to_all), bias)
             return hop(*operands, reduction=self._reductions[0], to_all=to_all)(rows, bias)
 
-        product = lin is not None and lin[1] is None  # of features and a weight, and nothing else
-        if self.k is not None and self.maxk_on == "input":
+        if of_input:
             return plus(called(self.lin, aggregated(x), "x"), self.bias)
-        if product and self.k is None and self._reductions == SUM and isinstance(graph, Shared):
+        if product and not chooses and self._reductions == SUM and isinstance(graph, Shared):
             if not graph.maps_first(x, self.out_channels):
                 return plus(self.lin(over_vertices(aggregated, x)), self.bias)
         h = called(self.lin, x, "x") if lin is None else linear(x, *lin)
@@ -204,14 +207,14 @@ class GCNConv(Convolution):
         if fill is None:
             if width is not None:
                 return self._aggregate(graph, h, width, weight, rescale=True)
-            return maxk_aggregate(graph, self._kept(h), None, weight)
+            return maxk_aggregate(graph, self._largest(h), None, weight)
         values = in_csr_order(tensors, weight)
         scale, loop = symmetric(tensors, values, dtype, fill, to_all=to_all)
         scales, own = {"row_scale": scale, "col_scale": scale}, loop[:, None]
         without = lone_loops(tensors) if fill and not to_all else None
         if width is None:
             operands: Any = {"edge_weight": weight, "without": without, **scales}
-            return aggregate_with_own(graph, self._kept(h), own, **operands)
+            return aggregate_with_own(graph, self._largest(h), own, **operands)
         y = self._aggregate(graph, h, width, weight, rescale=True, **scales)
         return torch.addcmul(y, own, h if without is None else h.masked_fill(without, 0))
 

@@ -97,9 +97,8 @@ class GINConv(OfNetwork, Convolution):
     aggr : "add", "sum", "mean", "max" or "min"
         What takes the place of the sum over neighbours; other than sums not beside ``k`` or
         samples.
-    k, dropout : optional
-        Features of ``x`` to keep, and the share of them that training sets to 0, as for
-        ``GCNConv``.
+    k, maxk_on, dropout : optional
+        As for ``GCNConv``; there are no mapped features to choose from.
     sample, training_sample, strategy
         As for ``GCNConv``; the sum is multiplied as there.
     flow, node_dim, decomposed_layers, aggr_kwargs : optional
@@ -201,19 +200,19 @@ class GINConv(OfNetwork, Convolution):
             return self._sum(ends.tensors, x, edge_weight)
         if ends.alike and width is None and x.dim() == 2 and self._reductions == SUM:
             factor = (1 + self.eps).to(x.dtype)  # a wider one would widen the sum
-            features = x if self.k is None else self._kept(x)
+            features = x if self.k is None else self._largest(x)
             return aggregate_with_own(graph, features, factor, edge_weight)
 
         def reduced(h: Tensor) -> Tensor:
             if width is not None:
                 return self._aggregate(graph, h, width, edge_weight, rescale=True)
             if self.k is not None:
-                return maxk_aggregate(graph, self._kept(h), None, edge_weight)
+                return maxk_aggregate(graph, self._largest(h), None, edge_weight)
             return spmm(graph, h, edge_weight, reduce=self._reductions[0])
 
         own = ends.target
         if own is not None and self.k is not None:
-            own = self._kept(own).dense()
+            own = self._largest(own).dense()
         return self._with_own(over_vertices(reduced, x), ends, own)
 
 

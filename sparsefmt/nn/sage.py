@@ -222,17 +222,18 @@ class SAGEConv(Convolution):
         """Aggregate what MaxK keeps of features of sources, and add the part of the targets."""
         target, (reduction,) = ends.target if self.root_weight else None, self._reductions
         self._check_no_batch(ends.source)
+        self._width()  # refuses a sample beside ``k``
         source = called(self.lin, ends.source, "x").relu() if self.project else ends.source
         product = partial(maxk_aggregate, k=None, edge_weight=edge_weight, reduce=reduction)
         if self.maxk_on == "mapped":
             h, bias = product_and_bias(self.lin_l, source)
-            y = plus(product(ends.graph, self._kept(h)), bias)
+            y = plus(product(ends.graph, self._largest(h)), bias)
         else:
-            kept = self._kept(source)
-            y = called(self.lin_l, product(ends.graph, kept), "x")
+            largest = self._largest(source)
+            y = called(self.lin_l, product(ends.graph, largest), "x")
             if target is not None:  # the same vertices lose the same features
                 alike = ends.alike and not self.project
-                target = (kept if alike else self._kept(target)).dense()
+                target = (largest if alike else self._largest(target)).dense()
         return y if target is None else y + called(self.lin_r, target, "x")
 
     def _of_neighbours(self, ends: Ends, edge_weight: Tensor | None, lin: ReadMap) -> Tensor:

@@ -117,7 +117,7 @@ LAYERS = {
 }
 WEIGHTED = ("GCNConv", "SGConv", "TAGConv")
 PARTS = ("GCNConv", "SAGEConv", "GINConv")
-WAYS = ("eager", "weighted", "k=", "sample=", "compiled", "planned", "replaced")
+WAYS = ("eager", "weighted", "k=", "mapped=", "sample=", "compiled", "planned", "replaced")
 
 
 def applies(name, kind, way):
@@ -125,7 +125,9 @@ def applies(name, kind, way):
         return False  # PyG's runs the forward of its maps, which hooks do not see
     if way == "weighted":
         return name in WEIGHTED or LAYERS[name][1]
-    return name in PARTS if way in ("k=", "sample=") else True
+    if way == "mapped=" and name == "GINConv":
+        return False
+    return name in PARTS if way.endswith("=") else True
 
 
 def is_rare(name, kind, way):
@@ -149,7 +151,12 @@ def pair(name, way):
     options, of_edges = LAYERS[name]
     if way == "weighted":
         options = {**options, **(of_edges or {})}
-    parts = {"k=": {"k": K}, "sample=": {"sample": EDGES}}.get(way, {})
+    of_way = {
+        "k=": {"k": K},
+        "mapped=": {"k": K, "maxk_on": "mapped"},
+        "sample=": {"sample": EDGES},
+    }
+    parts = of_way.get(way, {})
     theirs = make(pyg, name, WIDTH, OUT, **options).double()
     ours = make(nn, name, WIDTH, OUT, **options, **parts).double()
     ours.load_state_dict(theirs.state_dict())
@@ -201,9 +208,7 @@ class Called(Module):
 
 
 def called_parts(layer, name, x, edge_index):
-    """The layer with MaxK, composed of calls of its maps."""
-    if name == "GINConv":
-        return layer(maxk(x, K), edge_index)
+    """The layer with MaxK of mapped features, composed of calls of its maps."""
     if name == "GCNConv":
         layer.lin = Sequential(layer.lin, nn.MaxK(K))
         return layer(x, edge_index)
@@ -233,7 +238,10 @@ def test_an_exchanged_map_is_called(name, kind, way):
     else:
         exchange(ours, theirs, kind)
     with doubling(kind):
-        expected = called_parts(theirs, name, *args) if way == "k=" else theirs(*args)
+        if way == "mapped=":
+            expected = called_parts(theirs, name, *args)
+        else:
+            expected = theirs(maxk(args[0], K) if way == "k=" else args[0], *args[1:])
         if way == "replaced":
             model = torch.nn.ModuleList([theirs])
             nn.replace_layers(model)

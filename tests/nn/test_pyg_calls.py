@@ -151,7 +151,7 @@ def test_sparse_tensors_with_loops_get_those_that_pyg_adds(name, options, aggr, 
 def test_samples_and_maxk_of_a_sparse_tensor_with_loops_get_the_same_ones():
     given = torch.cat([edges(), torch.tensor([[0, 3], [0, 3]])], 1)
     A, x = sparse(given, "csr", numbers(given.shape[1], seed=4).abs()), numbers(N, FEAT)
-    for options in ({"k": OUT}, {"sample": N, "training_sample": N}):
+    for options in ({"k": FEAT}, {"sample": N, "training_sample": N}):
         mine, theirs = both("GCNConv")
         made = nn.GCNConv(FEAT, OUT, **options).double()
         made.load_state_dict(mine.state_dict())

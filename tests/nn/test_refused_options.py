@@ -58,6 +58,10 @@ OPTIONS = [
     ("RGCNConv", {"aggr": "lstm"}, UnsupportedError, "aggr is 'lstm'"),
     ("RGCNConv", {"node_dim": 1}, UnsupportedError, "node_dim is 1"),
     ("FastRGCNConv", {"aggr": "max"}, UnsupportedError, "aggr is 'max'"),
+    ("GCNConv", {"k": 2, "maxk_on": "x"}, UnsupportedError, "maxk_on is 'x': give 'input' or"),
+    ("GINConv", {"k": 2, "maxk_on": "mapped"}, UnsupportedError, "'mapped': give 'input'"),
+    ("SAGEConv", {"k": 2, "dropout": 1.0}, ShapeError, "dropout is 1.0: give a share"),
+    ("SAGEConv", {"dropout": 0.5}, UnsupportedError, "dropout is 0.5 and k is None"),
 ]
 CHANNELS = [
     (lambda: nn.GATConv(-2, OUT), ShapeError, "in_channels is -2: give 1 or more, or -1"),
@@ -93,7 +97,7 @@ def test_k_is_checked_as_soon_as_it_is_given(kind):
     bad = [(0, ShapeError, "k is 0"), (-1, ShapeError, "k is -1")]
     bad += [(True, DtypeError, "k is True: give an integer"), (2.0, DtypeError, "k is a float")]
     if kind in ("GCNConv", "SAGEConv"):
-        bad.append((OUT + 1, ShapeError, "k is 9 but a row has 8 features"))
+        bad.append((WIDTH + 1, ShapeError, f"k is {WIDTH + 1} but a row has {WIDTH} features"))
     if kind == "MaxK":
         bad.append((None, DtypeError, "k is a NoneType"))
 

@@ -248,7 +248,7 @@ def _bags(
         weights = torch.from_numpy(small.weights(A, x, values, col_scale))
     X = torch.from_numpy(x if x.dtype.itemsize > 2 else wide(x))
     indices, starts = torch.from_numpy(A.indices), A.indptr
-    for begins, ends in primitives.blocks_of(A.indptr):
+    for begins, ends in primitives.blocks_of(A.indptr) if len(A.indices) > primitives.SHORT else ():
         X = torch.from_numpy(_sums_of_bags(X, indices, begins, weights))
         indices, starts, weights = torch.arange(len(X), dtype=indices.dtype), ends, None
     out = _sums_of_bags(X, indices, starts, weights)
