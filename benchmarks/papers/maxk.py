@@ -61,7 +61,7 @@ def accuracy(options: argparse.Namespace) -> Iterator[Row]:
                 make = partial(Network, layer, data, recipe)
                 return over_seeds(seeds[0], lambda seed: train(make, data, recipe, seed=seed))
 
-            plain = run(lambda n, build=build: OfReLU(build(n), share))
+            plain = run(lambda n, build=build, share=share: OfReLU(build(n), share))
             facts = {"graph": data.name, "model": model, "metric": data.metric}
             facts |= {"origin": data.origin, "relu": plain["score"], "relu_sd": plain["sd"]}
             for k in ks:

@@ -12,25 +12,25 @@ from test_architecture import FUNCTION, KERNELS, PACKAGE, SOURCES, imports, modu
 BUDGETS = {
     ".": 1670,
     "autograd": 2670,
-    "autograd/engine": 1145,
+    "autograd/engine": 1160,
     "autograd/tensors": 1820,
     "cli": 1360,
     "distributed": 1490,
-    "distributed/job": 950,
-    "distributed/parts": 990,
-    "formats": 3300,
+    "distributed/job": 1050,
+    "distributed/parts": 995,
+    "formats": 3345,
     "graph": 1080,
     "interop": 1280,
-    "io": 2310,
+    "io": 2385,
     "model": 3400,
-    "nn": 3790,
+    "nn": 3860,
     "ops": 60,
     "ops/attention": 1290,
     "ops/attention/gat": 2010,
     "ops/attention/pairwise": 1480,
-    "ops/cbsr": 2650,
+    "ops/cbsr": 2670,
     "ops/edges": 1270,
-    "ops/engine": 4030,
+    "ops/engine": 4055,
     "ops/gcn": 820,
     "ops/matmul": 2690,
     "ops/messages": 960,
@@ -39,7 +39,7 @@ BUDGETS = {
     "plan": 1710,
     "testing": 900,
 }
-MAX_TOTAL = 51020
+MAX_TOTAL = 51365
 MAX_FILES = 14  #: of a folder
 MAX_ANY = 0.05  #: share of parameters typed ``Any``
 
