@@ -120,6 +120,11 @@ def test_a_damaged_checkpoint_is_refused(saved, how):
 def test_a_checkpoint_of_a_later_version_or_another_model_is_refused(saved):
     path, _, optimizer = saved
     found = load_checkpoint(path, facts={})
+    half = {name: x.half() for name, x in found["model"].items()}
+    before = [x.clone() for x in saved[1].parameters()]
+    with pytest.raises(FileFormatError, match="does not fit the model .*float16"):
+        restore(path, found | {"model": half}, saved[1], optimizer)
+    assert all(map(torch.equal, before, saved[1].parameters()))
     with pytest.raises(FileFormatError, match="does not fit the model"):
         restore(path, found, torch.nn.Linear(4, 2), optimizer)
     torch.save(found | {"format": 2}, path)

@@ -174,7 +174,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, facts: Mapping[str, Any]) -
     kinds = {"epoch": int, "facts": dict, "model": dict, "optimizer": dict}
     if any(not isinstance(state.get(name), kind) for name, kind in kinds.items()):
         raise fault(source, f"it lacks a part: {_MEND}.")
-    if state["epoch"] < 0:
+    if state["epoch"] < 0 or state["epoch"] is True:
         raise fault(source, f"its epoch is {state['epoch']} but none is below 0: {_MEND}.")
     with decoding(source, "it is damaged", _MEND):
         checksums.verify(source, _facts(state), _MEND)
@@ -296,6 +296,10 @@ def restore(
             if isinstance(optimizer, Adam):
                 for number, param in zip(saved["params"], group["params"], strict=True):
                     _check_moments(state["optimizer"]["state"].get(number), group, param)
+        for name, x in module.state_dict().items():
+            dtype = getattr(state["model"].get(name, x), "dtype", None)
+            if isinstance(x, Tensor) and dtype != x.dtype:
+                raise ValueError(f"{name} is {dtype}, not {x.dtype}")
         module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         for values in optimizer.state.values():  # which in a checkpoint may share their memory
