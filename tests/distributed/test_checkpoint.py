@@ -122,7 +122,7 @@ def test_a_checkpoint_of_a_later_version_or_another_model_is_refused(saved):
     found = load_checkpoint(path, facts={})
     half = {name: x.half() for name, x in found["model"].items()}
     before = [x.clone() for x in saved[1].parameters()]
-    with pytest.raises(FileFormatError, match="does not fit the model .*float16"):
+    with pytest.raises(FileFormatError, match=r"does not fit the model .*float16"):
         restore(path, found | {"model": half}, saved[1], optimizer)
     assert all(map(torch.equal, before, saved[1].parameters()))
     with pytest.raises(FileFormatError, match="does not fit the model"):
