@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Linear, Module, ModuleList
-from torch.nn.functional import cross_entropy, elu, linear, relu
+from torch.nn.functional import cross_entropy, elu, relu
 
 from sparsefmt import CSR, Graph, autograd, nn, reorder
 from sparsefmt.ops import scale
@@ -59,7 +59,7 @@ class Model(Module):
 
 
 class MeanLayer(nn.SAGEConv):
-    """GraphSAGE by any mean over in-neighbours, of what an activation makes of mapped features."""
+    """GraphSAGE by any mean over in-neighbours, of what an activation makes of features."""
 
     def __init__(self, act: Callable[[Tensor], Tensor]) -> None:
         super().__init__(HIDDEN, HIDDEN)
@@ -68,8 +68,8 @@ class MeanLayer(nn.SAGEConv):
     def forward(self, x: Tensor, graph: Any, edge_weight: Tensor | None = None) -> Tensor:
         """Return the mean of the mapped features, bias and own part; a graph, or what takes it."""
         mean = graph if callable(graph) else partial(autograd.spmm, graph, reduce="mean")
-        y = mean(self.act(linear(x, self.lin_l.weight))) + self.lin_l.bias
-        out: Tensor = y + self.lin_r(x)
+        x = self.act(x)
+        out: Tensor = self.lin_l(mean(x)) + self.lin_r(x)
         return out
 
 
