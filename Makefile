@@ -72,8 +72,11 @@ $(VENV)/bin/python:
 	$(PYTHON3) -m venv $(VENV)
 
 # Stamps: made again when what is to be installed changed, and only then.  Of what is installed the
-# tests import a part, which Python compiles by itself: to compile all of it takes 20 s.
+# tests import a part, which Python compiles by itself: to compile all of it takes 20 s.  Two pips
+# unpack the pins at once; the last one decides, and installs what a platform needs beside them.
 $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
+	-sed '/^# Only/,$$d; /^#/d' constraints.txt \
+	    | xargs -P 2 -n 14 $(VENV)/bin/pip install --quiet --no-compile --no-deps
 	$(VENV)/bin/pip install --quiet --no-compile --constraint constraints.txt --editable '.[test,dev]'
 	touch $@ $(VENV)/.demo
 

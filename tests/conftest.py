@@ -2,11 +2,13 @@
 
 import gc
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
@@ -81,9 +83,9 @@ def _is_compiled(item: pytest.Item) -> bool:
     return room in _COMPILED and "small_work" not in fixtures
 
 
-def _rare(item: pytest.Item) -> set[str]:
+def _rare(params: dict[str, Any]) -> set[str]:
     """Find the dtypes among the parameters for which `make test` compiles no loop of its own."""
-    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    values = params.values()
     dtypes = (v for v in values if isinstance(v, type | str) or type(v).__name__ == "dtype")
     names = {getattr(value, "__name__", str(value)).removeprefix("torch.") for value in dtypes}
     return names & {"float64", "int64"}
@@ -91,26 +93,44 @@ def _rare(item: pytest.Item) -> set[str]:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first, and mark ``grid`` what others of the same product cover.
+    """Put the longest files first."""
+    items.sort(key=_order)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """Make the calls that a test is for; mark ``grid`` what others of the same product cover.
+
+    ``where(lambda a, b: ...)`` says for which parameters the test is.
 
     ``covering("a", "b", "c", one_in=3)`` keeps a diagonal: where the numbers of the parameters'
     values add up to a multiple of 3.  Each value of each is then met, and each pair of values
     where another parameter has three or more.  Nor are loops of operations compiled for float64
     and int64 at a time: 50 loops, 2 s each.
+
+    What `-m` leaves out is not made: half of all, which each worker would make.
     """
-    items.sort(key=_order)
-    numbers: dict[tuple[str, str], dict[str, int]] = {}
-    for item in items:
-        if item.path.parent.name in _COMPILED and _rare(item) == {"float64", "int64"}:
-            item.add_marker("grid")
-        for mark in item.iter_markers("covering"):
-            values = item.callspec.params  # type: ignore[attr-defined]
+    yield
+    calls, test = metafunc._calls, metafunc.definition
+    for (holds,) in (mark.args for mark in test.iter_markers("where")):
+        calls[:] = [c for c in calls if holds(*(c.params[n] for n in signature(holds).parameters))]
+    left_out = {*re.findall(r"\bnot (\w+)", metafunc.config.getoption("markexpr"))}
+    if "gpu" in left_out:
+        calls[:] = [c for c in calls if all(m.name != "gpu" for m in c.marks)] or calls[:1]
+    numbers: dict[str, dict[str, int]] = {}
+    for call in calls:
+        is_grid = test.path.parent.name in _COMPILED and len(_rare(call.params)) == 2
+        for mark in test.iter_markers("covering"):
             total = 0
             for name in mark.args:
-                known = numbers.setdefault((item.nodeid.partition("[")[0], name), {})
-                total += known.setdefault(str(values[name]), len(known))
-            if total % mark.kwargs["one_in"]:
-                item.add_marker("grid")
+                known = numbers.setdefault(name, {})
+                total += known.setdefault(str(call.params[name]), len(known))
+            is_grid = is_grid or total % mark.kwargs["one_in"] > 0
+        if is_grid:
+            call.marks.append(pytest.mark.grid.mark)
+    if left_out & {m.name for m in test.iter_markers()}:
+        del calls[1:]
+    calls[:] = [c for c in calls if not left_out & {m.name for m in c.marks}] or calls[:1]
 
 
 #: What covers the format layer; a tracer would slow down the tests of the layers above by half.
@@ -184,15 +204,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
-    """Make no items of parameters that are marked ``gpu`` where `-m` leaves those out."""
-    yield
-    if metafunc.config.getoption("markexpr").startswith("not gpu"):
-        calls = metafunc._calls
-        calls[:] = [c for c in calls if all(m.name != "gpu" for m in c.marks)] or calls[:1]
-
-
 def pytest_collection_finish() -> None:
     """Let the garbage collector walk what tests make, not what modules hold."""
     gc.collect()
@@ -232,7 +243,8 @@ def compiled_loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     sizes_decide = (
         request.path.parent.name in {"attention", "edges", "laws", "matmul"}
         and "not grid" in request.config.getoption("markexpr")
-        and _rare(request.node)
+        and hasattr(request.node, "callspec")
+        and _rare(request.node.callspec.params)
     )
     if _is_compiled(request.node) and not sizes_decide:
         small = import_module("sparsefmt.ops.engine.small")

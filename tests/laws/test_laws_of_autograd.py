@@ -101,14 +101,13 @@ def test_results_and_gradients_are_those_of_the_oracle(device, call, dtype, inde
         check_step(call, graph, args, terms=graph.nnz + feat)
 
 
+@pytest.mark.where(lambda call, shape: shape != "no features" or "k" not in call.options)
 @pytest.mark.covering("call", "shape", one_in=2)
 @pytest.mark.parametrize("shape", [*SHAPES, "no features"], ids=str)
 @every_call
 def test_nothing_to_compute_is_computed_too(device, call, shape):
     """Without rows, columns, entries or features."""
     sizes, feat = ((6, 5, 20), 0) if shape == "no features" else ((*shape, 0), 4)
-    if not feat and "k" in call.options:
-        return  # k lies between 1 and the features
     graph = graph_of(call, *sizes, device=device)
     args = call.arguments(graph, device=device, feat=feat)
     results = call.step(graph, args)
@@ -206,6 +205,10 @@ def as_parts(graph):
     return pytree.tree_map(lambda leaf: torch.nn.Parameter(leaf, requires_grad=False), graph)
 
 
+def makes_graphs(call):
+    return "with loops" in call.name or "relational" in call.name
+
+
 def saved(graph):
     """Save a graph by torch and load it by torch's default, which runs no code of the file."""
     torch.save(graph, buffer := io.BytesIO())
@@ -220,13 +223,12 @@ ROADS = {
 }
 
 
+@pytest.mark.where(lambda call, road: road != "parts" or not makes_graphs(call))
 @pytest.mark.covering("call", "road", one_in=2)
 @pytest.mark.parametrize("road", ROADS)
 @every_call
 def test_copies_of_a_graph_do_the_same(device, deterministic, call, road):
     torch.use_deterministic_algorithms(may_be_deterministic(call, device))
-    if road == "parts" and ("with loops" in call.name or "relational" in call.name):
-        return  # which make graphs
     graph = graph_of(call, 9, 6, 40, kind="transposed", device=device)
     args = call.arguments(graph, device=device)
     results = call.step(ROADS[road](graph), args)
@@ -305,13 +307,11 @@ def test_without_tangents_forward_mode_changes_nothing(call):
 
 
 @pytest.mark.gpu
-@every_call
+@calls(atomics=False)
 def test_calls_without_the_dispatcher_are_those_with_it(deterministic, call):
     """A mode of torch that sees each op, as a profiler does, sends calls through it."""
     graph = graph_of(call, 200, 150, 4000, device="cuda")
     args = call.arguments(graph, dtype=torch.float32, device="cuda", feat=32)
-    if call.atomics:
-        return
     torch.use_deterministic_algorithms(may_be_deterministic(call, "cuda"))
     direct = call.step(graph, args)
     with Ops() as ops:

@@ -100,13 +100,12 @@ def test_a_case_runs_its_rows(xp, case):
 # Against the oracle
 
 
+@pytest.mark.where(lambda case, feat: feat >= K or not case.balanced)  # MaxK keeps one or more
 @pytest.mark.covering("feat", "case", one_in=2)
 @pytest.mark.parametrize("feat", FEATS)
 @every_dtype
 @every_oracle
 def test_every_dtype_and_width(xp, case, dtype, feat):
-    if case.balanced and feat < K:
-        return  # MaxK keeps one feature or more
     A = case.matrix(dtype)
     check(xp, case, A, case.arguments(A, dtype, feat=feat))
 
@@ -155,6 +154,8 @@ def rows_of_equals(case, count, dtype, feat):
 long_counts = pytest.mark.parametrize("count", [10**6, pytest.param(10**7, marks=pytest.mark.grid)])
 
 
+@pytest.mark.where(lambda case: case.function is not ops.spmm_sampled)  # a sample is no such
+@pytest.mark.where(lambda case: "self_loops" not in case.options)  # function, nor a loop more
 @long_counts
 @pytest.mark.parametrize("feat", [4, 6], ids=["small", "compiled"])
 @every_dtype
@@ -164,8 +165,6 @@ def test_long_rows_round_like_short_ones(case, dtype, feat, count):
 
     In the number of equal entries results are ``a + b n``, or ``a / n``.
     """
-    if case.function is ops.spmm_sampled or "self_loops" in case.options:
-        return  # a sample or a loop more is no such function
     options = {name: value for name, value in case.options.items() if name not in MASK}
     case, few, results = replace(case.with_heads((1,)), options=options), 8, []
     info = ml_dtypes.finfo(dtype)
@@ -329,11 +328,10 @@ def test_inputs_may_be_read_only(case):
     assert all_equal(np, case.run(A, args), expected)
 
 
+@pytest.mark.where(lambda case: case.is_mixed and not case.reads_all)
 @every_case
 def test_what_no_entry_reads_reaches_nothing(xp, case):
     """NaN of columns that none names, and of rows without entries, changes no bit."""
-    if case.reads_all or case.function is ops.maxk or not case.shapes:
-        return
     A = case.matrix(np.float32, "isolated rows", format="coo")
     A = type(A)(A.row, A.col // 2, A.data, shape=A.shape).asformat(case.format)
     used = {"rows": A.tocsr().lengths > 0, "cols": np.zeros(A.n_cols, bool)}
@@ -435,12 +433,11 @@ def test_a_transpose_that_is_there_already_changes_nothing(xp, case):
 # Repetition, threads, streams, devices
 
 
+@pytest.mark.where(lambda case, xp: xp == "numpy" or not case.atomics)
 @every_case
 @every_dtype
 def test_results_repeat_bit_for_bit(xp, case, dtype):
     """On the CPU with any number of threads too; rows are cut among blocks."""
-    if case.atomics and xp is not np:
-        return
     A, args = placed(xp, case, dtype, LONG_ROWS)
     first = case.run(A, args, **repeated(case))
     assert first

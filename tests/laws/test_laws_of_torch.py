@@ -148,10 +148,9 @@ def test_autocast_narrows_results_and_leaves_gradients_as_they_are(device, call)
             torch.testing.assert_close(one.double(), other, rtol=0.1, atol=error)
 
 
+@pytest.mark.where(lambda call: call.name not in MAKES_GRAPHS)
 @every_call
 def test_leaves_of_a_tracer_have_shapes(call):
-    if call.name in MAKES_GRAPHS:
-        return
     graph = graph_of(call, 9, 6, 40)
     args = call.arguments(graph)
     shape = call.run(graph, args).shape
@@ -281,15 +280,19 @@ FAULTS = {
 }
 
 
+def missing_faults(call):
+    """Return the faults of tensors that need another tensor, or a graph, to differ from."""
+    alone = {"dtype"} if len(call.shapes) == 1 else set()
+    return alone if call.graph else {"dtype", "rows", "elsewhere"}
+
+
+@pytest.mark.where(lambda call, fault: fault not in missing_faults(call))
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("call", FIRST.values(), ids=str)
 def test_what_is_wrong_is_refused_with_the_argument_named(device, call, fault):
     make, error, text = FAULTS[fault]
     graph = graph_of(call, 9, 6, 40, device=device)
     args = call.arguments(graph, dtype=torch.float32, device=device, grad=False)
-    alone = {"dtype"} if len(args) == 1 else set()  # which fits no other tensor, or no graph
-    if fault in (alone if call.graph else {"dtype", "rows", "elsewhere"}):
-        return
     for name, value in args.items():
         wrong = make(value)
         if not value.is_floating_point() or (fault == "dtype" and name in ("own", "bias")):
@@ -299,24 +302,24 @@ def test_what_is_wrong_is_refused_with_the_argument_named(device, call, fault):
 
 
 @pytest.mark.gpu
+@pytest.mark.where(lambda call: call.graph)
 @every_call
 def test_tensors_on_another_device_are_refused(call):
     graph = graph_of(call, 9, 6, 40)
     args = call.arguments(graph, dtype=torch.float32, grad=False)
     there = {name: value.cuda() for name, value in args.items()}
-    if call.graph:
-        for name in args:
-            with pytest.raises(DeviceError, match=f"{name} is on cuda:0 but the graph is on cpu"):
-                call.run(graph, {**args, name: there[name]})
-            with pytest.raises(DeviceError, match=f"{name} is on cpu but the graph is on cuda:0"):
-                call.run(graph.to("cuda"), {**there, name: args[name]})
+    for name in args:
+        with pytest.raises(DeviceError, match=f"{name} is on cuda:0 but the graph is on cpu"):
+            call.run(graph, {**args, name: there[name]})
+        with pytest.raises(DeviceError, match=f"{name} is on cpu but the graph is on cuda:0"):
+            call.run(graph.to("cuda"), {**there, name: args[name]})
 
 
+@pytest.mark.where(lambda call: call.graph)
 @pytest.mark.parametrize("call", FIRST.values(), ids=str)
 def test_what_is_no_graph_is_refused(call):
-    if call.graph:
-        graph = graph_of(call, 9, 6, 40)
-        args = call.arguments(graph)
-        for wrong, kind in ((graph.csr, "CSR"), (None, "NoneType"), (3, "int")):
-            with pytest.raises(DtypeError, match=f"graph is a {kind}: give a sparsefmt.Graph"):
-                call.run(wrong, args)
+    graph = graph_of(call, 9, 6, 40)
+    args = call.arguments(graph)
+    for wrong, kind in ((graph.csr, "CSR"), (None, "NoneType"), (3, "int")):
+        with pytest.raises(DtypeError, match=f"graph is a {kind}: give a sparsefmt.Graph"):
+            call.run(wrong, args)
