@@ -159,7 +159,7 @@ SAVED = [
 ]
 
 
-@pytest.mark.parametrize("extra", SAVED, ids=str)
+@pytest.mark.parametrize("extra", SAVED, ids=lambda extra: type(extra).__name__)
 def test_what_is_saved_is_loaded(tmp_path, extra):
     torch.serialization.set_crc32_options(False)
     try:
