@@ -304,6 +304,14 @@ def _gradients(
 ) -> tuple[Array, ...]:
     """Compute ``dH[j, h] = sum of M P[e, h] dO[i, h]`` over columns, and gradients of scores."""
     h, kind, e = args.h, type_of_sums(args.h), _entries(A, args.loops)
+    if not h.size:  # of no features, or no vertices: all are 0
+        of_entries = [args.loop_edges, args.edges if of_edges else None]
+        zeros = [np.zeros(a.shape, kind) for a in (args.el, args.er)]
+        return (
+            np.zeros(h.shape, h.dtype),
+            *zeros,
+            *(np.zeros(shape_of(a), kind) for a in of_entries),
+        )
     slope, dropping = narrow(kind, args.slope), dropping_of(args.dropout, args.seed, kind)
     X, g = (np.ascontiguousarray(by_head(a)) for a in (h, grad))
     out, plus = (by_head(a) for a in (saved.out, saved.plus))
