@@ -7,7 +7,7 @@ times.
 """
 
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ class Largest(NamedTuple):
     feat: int
 
     def dense(self) -> Tensor:
-        """Return them as (n, feat), 0 elsewhere."""
+        """Convert the features to a dense tensor, (n, feat), 0 where none was kept."""
         return to_dense(self.columns, self.data, self.feat)
 
 
@@ -52,6 +52,27 @@ def keep_largest(x: Tensor, k: int, dropout: float = 0.0) -> Largest:
     x = narrowed(x.device.type, x)[0]
     columns, data = choose_features(x, _check.checked_k(k, x.shape[1]))
     return Largest(columns, drop(data, dropout) if dropout else data, x.shape[1])
+
+
+def largest_operands(
+    graph: GraphLike,
+    x: Tensor | Largest,
+    k: int | None,
+    edge_weight: Tensor | None,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+) -> tuple[GraphTensors, Largest, list[Tensor | None]]:
+    """Check the operands of a product, and keep ``k`` features of each row where ``x`` is dense.
+
+    Returns the graph's tensors, the features, and the factors in the order of the arguments.
+    """
+    of_vertices = x.data if isinstance(x, Largest) else x
+    tensors = tensors_of(graph, of_vertices)
+    data, *factors = csr_operands(tensors, of_vertices, edge_weight, row_scale, col_scale)
+    if isinstance(x, Largest):
+        return tensors, x._replace(data=data), factors
+    feat = data.shape[1]
+    return tensors, Largest(*choose_features(data, _check.checked_k(k, feat)), feat), factors
 
 
 def maxk(x: Tensor, k: int) -> Tensor:
@@ -114,9 +135,9 @@ def maxk_aggregate(
     Parameters
     ----------
     graph, x, edge_weight, row_scale, col_scale
-        As for ``spmm``.
+        As for ``spmm``; ``x`` may be what ``keep_largest`` has kept.
     k : int
-        Between 1 and ``feat``; ties and NaN as in ``maxk``.
+        Between 1 and ``feat``; ties and NaN as in ``maxk``.  None where ``x`` was kept before.
     reduce : "sum" or "mean"
         ``mean`` divides by the number of entries of the row.
 
@@ -145,13 +166,8 @@ def maxk_aggregate(
     if isinstance(graph, Shared) and graph.complete is None:
         scales = {"row_scale": row_scale, "col_scale": col_scale}
         return graph.maxk_aggregate(x, k, edge_weight, reduce=reduce, **scales)
-    of_vertices = x.data if isinstance(x, Largest) else x
-    tensors = tensors_of(graph, of_vertices)
-    data, *factors = csr_operands(tensors, of_vertices, edge_weight, row_scale, col_scale)
-    if isinstance(x, Largest):
-        largest = x._replace(data=data)
-    else:
-        largest = keep_largest(data, cast(int, k))
+    operands = largest_operands(graph, x, k, edge_weight, row_scale, col_scale)
+    tensors, largest, factors = operands
     return spgemm(tensors, *largest, *factors, reduce=reduce)
 
 

@@ -6,14 +6,14 @@ bias are one node and one launch where the factors are constants, and else three
 """
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from ..ops.engine.bind import bind
-from .cbsr import Largest, keep_largest, spgemm
+from .cbsr import Largest, largest_operands, spgemm
 from .engine import checks
 from .engine.memory import sums_dtype
 from .engine.recording import Ctx, recorded, taped
@@ -45,6 +45,7 @@ def aggregate_with_own(
     ----------
     graph : Graph, shape (n, n)
     x : Tensor, shape (n, feat)
+        Or what ``cbsr.keep_largest`` has kept, without ``k``.
     own : Tensor, shape (n, 1) or (1,)
         The factor of each vertex's own features, or one for all; floating, on the device of ``x``.
     edge_weight, row_scale, col_scale
@@ -74,16 +75,17 @@ def aggregate_with_own(
     scales = {"row_scale": row_scale, "col_scale": col_scale}
     if isinstance(graph, Shared) and graph.complete is None:
         return graph.aggregate_with_own(x, own, edge_weight, k=k, without=without, **scales)
-    of_vertices = x.data if isinstance(x, Largest) else x
-    tensors = tensors_of(graph, of_vertices)
-    data, values, r, c = csr_operands(tensors, of_vertices, edge_weight, row_scale, col_scale)
-    checks.own_part(own, without, tensors)
     if k is None and not isinstance(x, Largest):
-        y = multiply(tensors, False, data, values, r, c)
+        tensors = tensors_of(graph, x)
+        x, values, r, c = csr_operands(tensors, x, edge_weight, row_scale, col_scale)
+        checks.own_part(own, without, tensors)
+        y = multiply(tensors, False, x, values, r, c)
         own = own.to(y.dtype) if own.element_size() == 2 else own
-        return torch.addcmul(y, own, data if without is None else data.masked_fill(without, 0))
-    largest = x._replace(data=data) if isinstance(x, Largest) else keep_largest(data, cast(int, k))
-    y = spgemm(tensors, largest.columns, largest.data, largest.feat, values, r, c)
+        return torch.addcmul(y, own, x if without is None else x.masked_fill(without, 0))
+    operands = largest_operands(graph, x, k, edge_weight, row_scale, col_scale)
+    tensors, largest, factors = operands
+    checks.own_part(own, without, tensors)
+    y = spgemm(tensors, *largest, *factors)
     part = largest.data if without is None else largest.data.masked_fill(without, 0)
     return y + largest._replace(data=(own * part).to(largest.data.dtype)).dense()
 

@@ -253,20 +253,20 @@ def _dtype(thing: object) -> np.dtype[Any]:
     record = _record(thing, "dtype")
     code = record.args[0]
     if not isinstance(code, str) or not _DTYPE.fullmatch(code):
-        raise TypeError(f"values of dtype {_said(code)}")
+        raise TypeError(f"values of dtype {_described(code)}")
     dtype = np.dtype(code)
     return dtype.newbyteorder(">") if record.state and record.state[1] == ">" else dtype
 
 
-def _said(thing: object) -> str:
-    """Return a text as it is, and of all else the type: parts that are shared may not end."""
+def _described(thing: object) -> str:
+    """Describe a part in an error: a text by itself, all else by its type, since it may not end."""
     return repr(thing)[:80] if isinstance(thing, str) else f"a {type(thing).__name__}"
 
 
 def _check_shape(shape: object) -> None:
     """Raise for a shape that is none, or whose sizes or their number do not end."""
     if not isinstance(shape, tuple | list) or len(shape) > _MOST_AXES:
-        raise TypeError(f"{_said(shape)} as a shape")
+        raise TypeError(f"{_described(shape)} as a shape")
     if not all(isinstance(size, int) and 0 <= size < 1 << 63 for size in shape):
         raise ValueError("a shape with other sizes than integers from 0")
 

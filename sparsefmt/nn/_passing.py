@@ -57,7 +57,6 @@ class Passing(Module):
     _has_heads: ClassVar[bool] = False
     #: Options that PyG's ``repr`` shows beside the widths.
     _shown: ClassVar[tuple[str, ...]] = ()
-    maxk_on: str = "input"
     decomposed_layers: int = 1  # PyG's is a property
     _plan: Any = None  #: of ``optimize``: computes a layer, or returns None
 
@@ -154,8 +153,8 @@ class Passing(Module):
         shown += [f"{name}={getattr(self, name)}" for name in self._shown]
         options = {name: getattr(self, name, None) for name in ("k", "sample", "training_sample")}
         shown += [f"{name}={value}" for name, value in options.items() if value is not None]
-        if options["k"] is not None and self.maxk_on != "input":
-            shown.append(f"maxk_on={self.maxk_on!r}")
+        if options["k"] is not None and vars(self).get("maxk_on") == "mapped":
+            shown.append("maxk_on='mapped'")
         shown += [] if options["sample"] is None else [f"strategy={vars(self)['strategy']!r}"]
         return f"{type(self).__name__}({', '.join(shown)})"
 

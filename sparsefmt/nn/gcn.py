@@ -154,9 +154,9 @@ class GCNConv(Convolution):
         if x.dim() > 2:
             self._check_no_batch(x)
         product = lin is not None and lin[1] is None  # of features and a weight, and nothing else
-        of_input, chooses = self.k is not None and self.maxk_on == "input", self.k is not None
-        if of_input and not product:  # such a map has to come before the sum
-            x, of_input, chooses = self._largest(x).dense(), False, False
+        chooses = self.k is not None
+        if chooses and self.maxk_on == "input" and not product:  # the map has to come first
+            x, chooses = self._largest(x).dense(), False
 
         def aggregated(h: Tensor, bias: Tensor | None = None) -> Tensor:
             rows, weight = as_operands(graph, tensors, h, edge_weight)
@@ -169,7 +169,7 @@ class GCNConv(Convolution):
                 return plus(self._of_parts_of_rows(rows, width, *operands, to_all=to_all), bias)
             return hop(*operands, reduction=self._reductions[0], to_all=to_all)(rows, bias)
 
-        if of_input:
+        if chooses and self.maxk_on == "input":
             return plus(called(self.lin, aggregated(x), "x"), self.bias)
         if product and not chooses and self._reductions == SUM and isinstance(graph, Shared):
             if not graph.maps_first(x, self.out_channels):

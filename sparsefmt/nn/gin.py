@@ -119,7 +119,6 @@ class GINConv(OfNetwork, Convolution):
     __module__ = "sparsefmt.nn"
     _reductions_known = ("sum", "mean", "max", "min")
     _maxk_on_known = ("input",)
-    maxk_on = "input"
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ LIMITS: dict[tuple[str, str], tuple[int, int | None]] = {
     ("gpu", "GATv2Conv, backward"): (27, 40),
     ("gpu", "SAGEConv"): (32, 32),
     ("gpu", "SAGEConv, backward"): (17, 20),
-    ("gpu", "maxk_aggregate"): (31, 35),
+    ("gpu", "maxk_aggregate"): (29, 35),
     ("gpu", "maxk_aggregate, backward"): (43, None),
     ("gpu", "sampled_aggregate"): (27, 32),
     ("gpu", "sampled_aggregate, backward"): (27, 40),

@@ -209,14 +209,13 @@ def _against_bags(
 
 
 def _sums_of_bags(X: Tensor, indices: Tensor, indptr: Array, weights: Tensor | None) -> Array:
-    """Compute sums of the rows of ``X`` in each bag, large results in parts."""
+    """Sum the rows of ``X`` that each bag names, by ``embedding_bag``; large results in parts."""
     starts, n = torch.from_numpy(indptr), len(indptr) - 1
     row_bytes = X.shape[1] * X.element_size()
     if n * row_bytes <= _MOST_OF_A_RESULT:
-        bags: Array = torch.embedding_bag(X, indices, starts, False, 0, False, weights, True)[
-            0
-        ].numpy()
-        return bags
+        bags = torch.embedding_bag(X, indices, starts, False, 0, False, weights, True)
+        result: Array = bags[0].numpy()
+        return result
     out = np.empty((n, X.shape[1]), X.numpy().dtype)
     rows = max(_PART * torch.get_num_threads() // row_bytes, 1)
     for row in range(0, n, rows):

@@ -21,9 +21,9 @@ from ..engine.loops import (
     NARROW,
     Int,
     Loop,
-    apart,
     inlined,
     move_block,
+    not_inlined,
     parallel,
     rows_of,
     writing,
@@ -69,7 +69,7 @@ def _add_entries(Y: Array, at: Int, A: Any, S: Any, col_scale: Array, first: Int
             Y[at + np.uint64(columns[t])] += weight * values[t]
 
 
-@apart
+@not_inlined
 def _add_blocks(
     Y: Any, at: Int, A: Any, S: Any, col_scale: Array, first: Int, end: Int, totals: Array
 ) -> None:

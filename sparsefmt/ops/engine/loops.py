@@ -65,7 +65,7 @@ INLINED: Any = {
 }
 inlined: Callable[[Loop], Loop] = numba.njit(**INLINED)
 #: A function of its own: of what is rare, so that registers are for the rest.
-apart: Callable[[Loop], Loop] = numba.njit(**{**INLINED, "forceinline": False})
+not_inlined: Callable[[Loop], Loop] = numba.njit(**{**INLINED, "forceinline": False})
 
 
 @inlined
@@ -165,7 +165,7 @@ def by_blocks(add_some: Callable[..., Any]) -> Callable[..., Any]:
     return add_up
 
 
-@apart
+@not_inlined
 def move_block(Y: Array, at: Int, feat: Int, totals: Array, factor: float, last: bool) -> None:
     """Move the sums of a block, ``feat`` values of ``Y``, to totals.
 

@@ -303,7 +303,7 @@ def _gradients(
     A: CSR, _: Any, grad: Array, saved: Forward, of_edges: bool, args: GatArguments
 ) -> tuple[Array, ...]:
     """Compute ``dH[j, h] = sum of M P[e, h] dO[i, h]`` over columns, and gradients of scores."""
-    h, kind, e = args.h, type_of_sums(args.h), _entries(A, args.loops)
+    h, kind = args.h, type_of_sums(args.h)
     if not h.size:  # of no features, or no vertices: all are 0
         of_entries = [args.loop_edges, args.edges if of_edges else None]
         zeros = [np.zeros(a.shape, kind) for a in (args.el, args.er)]
@@ -312,7 +312,8 @@ def _gradients(
             *zeros,
             *(np.zeros(shape_of(a), kind) for a in of_entries),
         )
-    slope, dropping = narrow(kind, args.slope), dropping_of(args.dropout, args.seed, kind)
+    e, slope = _entries(A, args.loops), narrow(kind, args.slope)
+    dropping = dropping_of(args.dropout, args.seed, kind)
     X, g = (np.ascontiguousarray(by_head(a)) for a in (h, grad))
     out, plus = (by_head(a) for a in (saved.out, saved.plus))
     top, total, share = (saved.statistics[..., k].T for k in range(3))
