@@ -344,6 +344,8 @@ STATES = {
     "amsgrad": lambda state: state["param_groups"][0].update(amsgrad=True),
     "maximize": lambda state: state["param_groups"][0].update(maximize=True),
     "no betas": lambda state: state["param_groups"][0].pop("betas"),
+    "no weight decay": lambda state: state["param_groups"][0].pop("weight_decay"),
+    "a rate in words": lambda state: state["param_groups"][0].update(lr="fast"),
     "one beta": lambda state: state["param_groups"][0].update(betas=(0.9,)),
     "no groups": lambda state: state.update(param_groups=[]),
     "groups": lambda state: state.update(param_groups=7),

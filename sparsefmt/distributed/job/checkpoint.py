@@ -36,8 +36,8 @@ _KNOWN = {
     "type": r"torch\.(\w+Storage|storage\.UntypedStorage|\w*(float|int|bool)\w*)",
     "value": r"torch\.(Size|device)",
 }
-#: Options of an optimizer that may differ: ``train`` sets them, or what is theirs alone.
-_FREE = ("params", "lr", "weight_decay")
+#: Options of an optimizer that may be other numbers: ``train`` sets them.
+_FREE = ("lr", "weight_decay")
 
 
 def save_checkpoint(
@@ -289,9 +289,11 @@ def restore(
     with decoding(Path(path), "it does not fit the model", _MEND):
         groups = state["optimizer"]["param_groups"]
         for group, saved in zip(optimizer.param_groups, groups, strict=True):
-            for name in group.keys() - _FREE:
-                if saved.get(name) != group[name]:
-                    why = f"its {name} is {str(saved.get(name))[:80]}, not {group[name]}"
+            for name in group.keys() - {"params"}:
+                value = saved.get(name)
+                is_free = name in _FREE and isinstance(value, float | int | Tensor)
+                if not is_free and value != group[name]:
+                    why = f"its {name} is {str(value)[:80]}, not {group[name]}"
                     raise ValueError(why)
             if isinstance(optimizer, Adam):
                 for number, param in zip(saved["params"], group["params"], strict=True):
