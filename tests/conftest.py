@@ -148,14 +148,15 @@ def _tracer() -> Any:
 
 @contextmanager
 def _untraced() -> Iterator[None]:
-    """Take no coverage meanwhile."""
-    tracer = _tracer()
-    if tracer is not None:
+    """Take no coverage meanwhile: stop both tracers that a worker has, one below the other."""
+    tracers = []
+    while (tracer := _tracer()) is not None:
         tracer.stop()
+        tracers.append(tracer)
     try:
         yield
     finally:
-        if tracer is not None:
+        for tracer in reversed(tracers):
             tracer.start()
 
 
