@@ -25,6 +25,7 @@ ROOMS = {
     "training": ("training", "an epoch of each paper's models against its peer"),
     "plan": ("plan", "compositions that optimize chooses, against the fastest"),
     "wallclock": ("wallclock", "wall time of training steps against PyG"),
+    "papers": ("papers", "what five papers claim beside what is measured here"),
     "distributed": ("distributed.distributed", "training over several GPUs, and a prediction"),
 }
 COMMANDS = {

@@ -1,0 +1,110 @@
+"""A paper: what it publishes beside what was measured here, as tables, JSON and a picture."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from sparsefmt.plot import KIND_COLOURS, save
+
+from .._table import RESULTS, Benchmark, Row, geomean, markdown
+
+Rows = Mapping[str, list[Row]]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A figure that a paper publishes, and the column of a section that measures the same here."""
+
+    text: str
+    theirs: str
+    section: str
+    column: str
+    where: Callable[[Row], bool] = lambda row: True
+    average: Callable[[Any], float] = geomean
+
+    def line(self, rows: Rows) -> tuple[str, ...]:
+        """Return the claim, the paper's figure, ours and the number of cases that it is of."""
+        found = (row.get(self.column) for row in rows.get(self.section, ()) if self.where(row))
+        here = [value for value in found if value is not None]
+        ours = f"{self.average(here):.3g}" if here else "not measured"
+        return self.text, self.theirs, ours, str(len(here))
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A part of a picture: ``y`` against ``x`` with a line for each ``by``; bars without ``x``."""
+
+    section: str
+    y: str
+    title: str
+    x: str = ""
+    by: tuple[str, ...] = ()
+    log: bool = False
+    where: Callable[[Row], bool] = lambda row: True
+
+    def draw(self, axes: Any, rows: Rows) -> None:
+        """Draw the rows of this panel."""
+        here = [r for r in rows.get(self.section, ()) if r.get(self.y) is not None]
+        here = [row for row in here if self.where(row)]
+        axes.set_title(self.title, fontsize=10)
+        if not here:
+            axes.text(0.5, 0.5, "not measured here", ha="center", transform=axes.transAxes)
+            axes.set_axis_off()
+        elif not self.x:
+            names = [row["case"] for row in here]
+            axes.barh(names, [row[self.y] for row in here], color=KIND_COLOURS[0])
+            axes.invert_yaxis()
+            axes.tick_params(axis="y", labelsize=7)
+            axes.axvline(1.0, color="#333333", linewidth=0.8)
+        else:
+            self._lines(axes, here)
+
+    def _lines(self, axes: Any, rows: list[Row]) -> None:
+        """Draw a line for each group of rows."""
+        lines: dict[str, list[Row]] = {}
+        for row in rows:
+            lines.setdefault(" ".join(str(row[name]) for name in self.by), []).append(row)
+        for at, (name, line) in enumerate(lines.items()):
+            line = sorted(line, key=lambda row: row[self.x])
+            points = [[row[key] for row in line] for key in (self.x, self.y)]
+            colour = KIND_COLOURS[at % len(KIND_COLOURS)]
+            axes.plot(*points, "o-", markersize=3, linewidth=1, label=name, color=colour)
+        axes.set_xlabel(self.x, fontsize=8)
+        if self.log:
+            axes.set_xscale("log", base=2)
+        if len(lines) > 1:
+            axes.legend(fontsize=6)
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Tables of a paper, the figures that it publishes for them, and the panels of a picture."""
+
+    benchmark: Benchmark
+    claims: tuple[Claim, ...]
+    panels: tuple[Panel, ...]
+
+    def __call__(self, argv: list[str]) -> int:
+        """Measure the sections asked for, print claims beside figures, and draw all that is there.
+
+        Returns 1 if a result was wrong.
+        """
+        options = self.benchmark.parse(argv)
+        status = self.benchmark(argv)
+        name = f"{self.benchmark.name}-{'gpu' if options.cuda else 'cpu'}"
+        path = (options.out or RESULTS) / f"{name}.json"
+        if not path.exists():
+            return status
+        rows = {k: v["rows"] for k, v in json.loads(path.read_text())["sections"].items()}
+        head = ("claim", "paper", "here", "cases")
+        print("\n" + markdown(head, ["---"] * 4, *(claim.line(rows) for claim in self.claims)))
+        figure = Figure(figsize=(5 * len(self.panels), 4), layout="constrained")
+        axes = figure.subplots(1, len(self.panels), squeeze=False)[0]
+        for one, panel in zip(axes, self.panels, strict=True):
+            panel.draw(one, rows)
+        save(figure, path.with_suffix(".svg"))
+        print(f"  drew {path.with_suffix('.svg')}")
+        return status

@@ -1,0 +1,40 @@
+"""fuseGNN (ICCAD'20): gather, apply and aggregation of a layer in one kernel.
+
+- ``epochs``: GCN and GAT of two layers on citation graphs beside PyG, on the wall;
+- ``attention``: a GAT layer with gradients beside PyG, and what it costs in products;
+- ``aggregate``: both gradients of a weighted aggregation in one pass beside two passes;
+- ``memory``: peaks of forward and backward beside PyG (figure 12), on a GPU.
+"""
+
+from .. import attention, training
+from .._table import Benchmark
+from ._paper import Claim, Panel, Paper
+
+SECTIONS = {"epochs": training.SECTIONS["fuse"]} | {
+    name: attention.SECTIONS[name] for name in ("attention", "aggregate", "memory")
+}
+PAPER = Paper(
+    Benchmark("papers-fusegnn", __doc__, SECTIONS, attention.EXTRA),
+    (
+        Claim(
+            "epoch of GCN over PyG",
+            "up to 5.3",
+            "epochs",
+            "over_peer",
+            lambda r: r["model"] == "GCN",
+        ),
+        Claim(
+            "epoch of GAT over PyG",
+            "up to 5.3",
+            "epochs",
+            "over_peer",
+            lambda r: r["model"] == "GAT",
+        ),
+        Claim("memory of a layer over PyG's", "orders of magnitude less", "memory", "share"),
+    ),
+    (
+        Panel("epochs", "over_peer", "epoch over PyG, times faster"),
+        Panel("attention", "over_pyg", "attention over PyG, times faster"),
+        Panel("memory", "share", "peak of memory over PyG's"),
+    ),
+)

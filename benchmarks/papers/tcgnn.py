@@ -1,0 +1,83 @@
+"""TC-GNN (ATC'23, arXiv 2112.02052): condensed tiles of a graph on tensor cores.
+
+- ``condensed``: tiles with and without condensing (figure 7), and what translation costs beside
+  200 products, forward and backward;
+- ``epochs``: GCN and AGNN beside PyG;
+- ``kernels``: products by tiles beside cuSPARSE and our own by CSR, in TF32 and 16 bits.
+
+The tiles are those of the paper's matrix instruction, as PTX ``mma.sync``: WMMA's header needs
+files that the pip packages of CUDA do not carry.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator
+
+from sparsefmt.ops import spmm
+from sparsefmt.ops.tiles.kernels import MMA_TILE
+
+from .. import _graphs, _harness, tiles, training
+from .._table import Benchmark, Limit, Row, Section, some_of
+from ._paper import Claim, Panel, Paper
+
+GRAPHS = ("citeseer", "cora", "pubmed", "proteins_full", "dd", "amazon_computers", "musae_facebook")
+FEAT, EPOCHS, LAYERS = 64, 200, 2
+
+
+def condensed(options: argparse.Namespace) -> Iterator[Row]:
+    """Yield each graph: tiles saved, and translation over 200 epochs of two layers' products."""
+    generated = ("artist", "com-amazon", "arxiv", "ddi")
+    for name, A in _graphs.loaded(options, generated, cpu=("small",), real=GRAPHS):
+        A.tosgt(MMA_TILE)
+        _harness.wait(cuda=options.cuda)
+        start = time.perf_counter()
+        T = A.tosgt(MMA_TILE)
+        _harness.wait(cuda=options.cuda)
+        took = (time.perf_counter() - start) * 1e3
+        X = _graphs.uniform(A.indptr, (A.n_cols, FEAT))
+        calls = {"ms": lambda A=A, X=X: spmm(A, X)}
+        row: Row = {"case": name, "tiles": T.tile_count, "saved": T.reduction}
+        row |= _harness.timed(calls, cuda=options.cuda, quick=options.quick)
+        row |= {"translation_ms": took, "density": T.tile_density}
+        row["translation"] = took / (EPOCHS * LAYERS * 2 * row["ms"])
+        yield row
+
+
+SECTIONS = {
+    "condensed": Section(
+        condensed,
+        (
+            Limit("saved", "median"),
+            Limit("translation", "median", most=0.02),
+        ),
+    ),
+    "epochs": training.SECTIONS["tcgnn"],
+    "kernels": tiles.SECTIONS["table"],
+}
+PAPER = Paper(
+    Benchmark("papers-tcgnn", __doc__, SECTIONS, {"dtypes": some_of(tiles.STORAGE)}),
+    (
+        Claim(
+            "tiles saved by condensing, mean",
+            "0.67",
+            "condensed",
+            "saved",
+            average=statistics.fmean,
+        ),
+        Claim(
+            "translation over 200 epochs, mean",
+            "< 0.02",
+            "condensed",
+            "translation",
+            average=statistics.fmean,
+        ),
+        Claim("epoch over DGL (here PyG), geomean", "1.70", "epochs", "over_peer"),
+        Claim("product over cuSPARSE, geomean", "", "kernels", "over_cusparse"),
+    ),
+    (
+        Panel("condensed", "saved", "share of tiles saved"),
+        Panel("kernels", "over_csr", "tiles over CSR, times faster"),
+        Panel("epochs", "over_peer", "epoch over PyG, times faster"),
+    ),
+)
