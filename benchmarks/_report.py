@@ -18,6 +18,7 @@ from sparsefmt.formats.arrays import parse_device
 
 from . import _harness
 from ._table import MACHINE, RESULTS, ROOT, add_options
+from .papers import write_claims
 
 #: Commits after which a figure is marked as old.
 OLD = 100
@@ -82,7 +83,10 @@ def _progress(names: list[str]) -> Iterator[str]:
 
 
 def report(argv: list[str]) -> int:
-    """Write docs/results.md from the JSON of a folder: figures with a limit, and means."""
+    """Write docs/results.md from the JSON of a folder, and the claims of docs/papers.md.
+
+    Figures are those with a limit, and means.
+    """
     parser = argparse.ArgumentParser(prog="python -m benchmarks report")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON")
     parser.add_argument("-o", "--page", type=Path, default=ROOT / "docs" / "results.md")
@@ -103,6 +107,10 @@ def report(argv: list[str]) -> int:
             lines += _figures(f"{path.stem} {section}".strip(), kept)
     options.page.write_text("\n".join(lines) + "\n")
     print(f"wrote {options.page}")
+    claims = options.page.with_name("papers.md")
+    if claims.exists():
+        write_claims(options.out, claims)
+        print(f"wrote {claims}")
     return 0
 
 

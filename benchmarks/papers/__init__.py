@@ -6,6 +6,9 @@ papers' sizes whose labels must be learned from neighbours.
 """
 
 from importlib import import_module
+from pathlib import Path
+
+from .._table import write_block
 
 #: Papers, whose modules hold a ``PAPER``.
 NAMES = ("maxk", "es_spmm", "tcgnn", "fusegnn", "sensei")
@@ -15,6 +18,17 @@ def main(argv: list[str]) -> int:
     """Run the tables of the paper named first, or of all; 1 if a result was wrong."""
     names, options = (argv[:1], argv[1:]) if argv and argv[0] in NAMES else (NAMES, argv)
     return max([import_module(f"benchmarks.papers.{name}").PAPER(options) for name in names])
+
+
+def write_claims(folder: Path, page: Path) -> None:
+    """Write claims beside the figures of a GPU that a folder holds into the blocks of a page."""
+    from ._paper import rows_of
+
+    for name in NAMES:
+        path = folder / f"papers-{name}-gpu.json"
+        if path.exists():
+            table = import_module(f"benchmarks.papers.{name}").PAPER.table(rows_of(path))
+            write_block(page, f"<!-- begin: python -m benchmarks papers {name} -->\n", table)
 
 
 BENCHMARKS = {"papers": main}

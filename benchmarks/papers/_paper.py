@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -96,15 +97,28 @@ class Paper:
         status = self.benchmark(argv)
         name = f"{self.benchmark.name}-{'gpu' if options.cuda else 'cpu'}"
         path = (options.out or RESULTS) / f"{name}.json"
-        if not path.exists():
-            return status
-        rows = {k: v["rows"] for k, v in json.loads(path.read_text())["sections"].items()}
+        if path.exists():
+            rows = rows_of(path)
+            print("\n" + self.table(rows))
+            save(self.picture(rows), path.with_suffix(".svg"))
+            print(f"  drew {path.with_suffix('.svg')}")
+        return status
+
+    def table(self, rows: Rows) -> str:
+        """Return the claims beside our figures, in Markdown."""
         head = ("claim", "paper", "here", "cases")
-        print("\n" + markdown(head, ["---"] * 4, *(claim.line(rows) for claim in self.claims)))
+        return markdown(head, ["---"] * 4, *(claim.line(rows) for claim in self.claims))
+
+    def picture(self, rows: Rows) -> Figure:
+        """Draw the panels side by side."""
         figure = Figure(figsize=(5 * len(self.panels), 4), layout="constrained")
         axes = figure.subplots(1, len(self.panels), squeeze=False)[0]
         for one, panel in zip(axes, self.panels, strict=True):
             panel.draw(one, rows)
-        save(figure, path.with_suffix(".svg"))
-        print(f"  drew {path.with_suffix('.svg')}")
-        return status
+        return figure
+
+
+def rows_of(path: Path) -> Rows:
+    """Return the rows of each section of a result."""
+    sections = json.loads(path.read_text())["sections"]
+    return {name: section["rows"] for name, section in sections.items()}
