@@ -7,15 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from laws.checks import guarded_memory
-from op_cases import (
-    DTYPES,
-    features,
-    intact,
-    matrix,
-    name_of,
-    put,
-    rows_of,
-)
+from op_cases import DTYPES, features, intact, matrix, name_of, put, rows_of
 
 import sparsefmt
 from sparsefmt import ops

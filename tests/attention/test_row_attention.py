@@ -4,14 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
-from op_cases import (
-    DTYPES,
-    features,
-    matrix,
-    name_of,
-    put,
-    rows_of,
-)
+from op_cases import DTYPES, features, matrix, name_of, put, rows_of
 from test_gat import square
 
 import sparsefmt

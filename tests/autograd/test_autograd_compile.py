@@ -118,8 +118,7 @@ def graph_of_sixty(device):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.grid] * (name not in PATHS)) for name in VIEWS],
+    "name", [pytest.param(name, marks=[pytest.mark.grid] * (name not in PATHS)) for name in VIEWS]
 )
 def test_views_compile_with_symbolic_sizes(device, name):
     """Some of whose sizes become numbers while it is traced, and others stay symbols.
@@ -143,8 +142,7 @@ UNFIT = {
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.grid] * (name != "values")) for name in UNFIT],
+    "name", [pytest.param(name, marks=[pytest.mark.grid] * (name != "values")) for name in UNFIT]
 )
 def test_what_does_not_fit_is_refused_with_symbolic_sizes(name):
     graph, x, function = graph_of_sixty("cpu"), torch.randn(20, 36), UNFIT[name]

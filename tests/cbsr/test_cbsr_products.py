@@ -25,10 +25,7 @@ from op_cases import (
 import sparsefmt
 from sparsefmt import ShapeError, ops
 from sparsefmt.ops.cbsr import cuda_sspmm as cbsr_cuda_sspmm
-from sparsefmt.ops.cbsr.oracle import (
-    sspmm_bound,
-    sspmm_oracle,
-)
+from sparsefmt.ops.cbsr.oracle import sspmm_bound, sspmm_oracle
 from sparsefmt.ops.cbsr.windows import WindowSizes
 from sparsefmt.reorder import Order, degree_order
 from sparsefmt.testing import assert_close, csr, error_bound, spmm_oracle, value_dtypes

@@ -2,13 +2,7 @@
 
 import numpy as np
 import pytest
-from op_cases import (
-    features,
-    matrix,
-    put,
-    rounded,
-    rows_of,
-)
+from op_cases import features, matrix, put, rounded, rows_of
 
 from sparsefmt import ops
 from sparsefmt.ops.cbsr import cuda_sspmm as cbsr_cuda_sspmm

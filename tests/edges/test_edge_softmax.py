@@ -4,14 +4,7 @@ import laws.checks
 import numpy as np
 import pytest
 from laws.cases import NAMED
-from op_cases import (
-    DTYPES,
-    features,
-    matrix,
-    name_of,
-    put,
-    rows_of,
-)
+from op_cases import DTYPES, features, matrix, name_of, put, rows_of
 
 import sparsefmt
 from sparsefmt import ops

@@ -4,14 +4,7 @@ import numpy as np
 import pytest
 from laws.cases import NAMED
 from laws.checks import check
-from op_cases import (
-    DTYPES,
-    features,
-    matrix,
-    name_of,
-    put,
-    rows_of,
-)
+from op_cases import DTYPES, features, matrix, name_of, put, rows_of
 
 from sparsefmt import ops
 

@@ -18,17 +18,7 @@ from laws.checks import (
     guarded_memory,
     placed,
 )
-from op_cases import (
-    DTYPES,
-    FORMATS,
-    KINDS,
-    LONG_ROWS,
-    ROW_LENGTHS,
-    intact,
-    moved,
-    name_of,
-    put,
-)
+from op_cases import DTYPES, FORMATS, KINDS, LONG_ROWS, ROW_LENGTHS, intact, moved, name_of, put
 
 from sparsefmt import CSR, ops
 from sparsefmt.errors import DeviceError, FormatError

@@ -132,10 +132,7 @@ def test_autocast_narrows_results_and_leaves_gradients_as_they_are(device, call)
     double = call.arguments(graph, device=device, feat=8)
     with torch.autocast(device, dtype=torch.bfloat16):
         y, z = call.run(graph, args), call.run(graph, double)
-    assert (y.dtype, z.dtype) == (
-        torch.bfloat16 if call.narrow else torch.float32,
-        torch.float64,
-    )
+    assert (y.dtype, z.dtype) == (torch.bfloat16 if call.narrow else torch.float32, torch.float64)
     assert_same([z], [call.run(graph, double)], rtol=0, atol=0)
     torch.testing.assert_close(y.double(), z, rtol=0.05, atol=0.05 * float(z.detach().abs().max()))
     results = torch.autograd.grad(y.float().square().sum(), call.wanted(args))

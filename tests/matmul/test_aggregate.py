@@ -2,12 +2,7 @@
 
 import numpy as np
 import pytest
-from op_cases import (
-    features,
-    long_rows,
-    matrix,
-    put,
-)
+from op_cases import features, long_rows, matrix, put
 
 from sparsefmt import ops
 from sparsefmt.ops.matmul import aggregation

@@ -2,10 +2,7 @@
 
 import numpy as np
 import pytest
-from op_cases import (
-    put,
-    rows_of,
-)
+from op_cases import put, rows_of
 
 from sparsefmt import ops
 from sparsefmt.ops.matmul import cuda as matmul_cuda

@@ -27,11 +27,7 @@ from sampling_cases import PRIMES, SAMPLES, STRATEGIES, host, prime_rows, sddmm_
 
 import sparsefmt
 from sparsefmt import ops
-from sparsefmt.ops.sampling.oracle import (
-    sample_oracle,
-    sddmm_sampled_bound,
-    sddmm_sampled_oracle,
-)
+from sparsefmt.ops.sampling.oracle import sample_oracle, sddmm_sampled_bound, sddmm_sampled_oracle
 from sparsefmt.testing import assert_close
 
 FACTORS = [{}, {"mean": True}, {"rescale": True}]
