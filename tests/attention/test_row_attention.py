@@ -170,12 +170,6 @@ def test_large_scores_that_nothing_rounds_cost_no_accuracy(xp, heads, feat, scor
                 assert np.abs(as_float64(one) - exact).max() <= 1e-5 * size
 
 
-# Laws of attention and of the mask
-
-
-# Properties
-
-
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if np.dtype(dtype).itemsize == 2])
 def test_rounding_to_infinity_does_not_warn(dtype):
     """Sums of gradients that are too large for two bytes."""

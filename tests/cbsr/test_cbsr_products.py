@@ -19,6 +19,7 @@ from op_cases import (
     poisoned,
     put,
     quick_oracle,
+    rounded,
     rows_of,
 )
 
@@ -166,3 +167,47 @@ def test_an_order_of_other_vertices_is_refused():
     args = A, features(60, 8, F32), balanced(45, 8, 3, F32)
     with pytest.raises(ShapeError, match="order is of 45 vertices but there"):
         ops.sspmm(*args, order=Order(np.arange(45)))
+
+
+#: By windows, and by panels.
+KERNELS = {False: "sspmm_csr_windows_rounded", True: "sspmm_csr_panels_rounded"}
+
+
+def check_rounded(A, S):
+    """Exactly the product of rounded rows, up to float32's own rounding."""
+    import cupy
+
+    dY = features(A.n_rows, S.n_cols, F32, seed=8)
+    expected, bound = (f(A, rounded(dY), S) for f in (sspmm_oracle, sspmm_bound))
+    B, G, R = (put(cupy, one) for one in (A, dY, S))
+    for deterministic, name in KERNELS.items():
+        options = {"precision": "bf16", "deterministic": deterministic}
+        assert ops.explain("sspmm", B, G, R, **options).chosen.name == name
+        assert_close(ops.sspmm(B, G, R, **options).data, expected, bound=bound)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("rounds_always")
+@pytest.mark.parametrize(("feat", "k"), [*SIZES, (200, 64)])
+def test_every_width_is_rounded(feat, k):
+    A = matrix("power law", F32, np.int32).tocsr()
+    check_rounded(A, balanced(A.n_cols, feat, k, F32))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("rounds_always")
+@pytest.mark.parametrize("sizes", [WindowSizes(1, 1, 8), WindowSizes(8, 3, 100)], ids=str)
+def test_windows_of_any_size_are_rounded(monkeypatch, sizes):
+    monkeypatch.setattr(cbsr_cuda_sspmm, "window_sizes", lambda *_, **__: sizes)
+    A = rows_of(np.arange(60), 40, F32, np.int32)
+    check_rounded(A, balanced(A.n_cols, 72, 8, F32))
+
+
+def test_windows_of_rounded_rows_are_taller():
+    device = cbsr_cuda_sspmm.Chip(227 * 2**10, 228 * 2**10, 50 * 2**20)
+    exact, near = (
+        cbsr_cuda_sspmm.window_sizes((200_000,) * 2, 10**8, size, 256, 32, device, ordered=False)
+        for size in (4, 2)
+    )
+    assert (exact.height, near.height) == (128, 256)
+    assert exact.parts == near.parts

@@ -209,3 +209,23 @@ def test_out_of_memory_leaves_the_process_working():
     finally:
         pool.set_limit(size=limit)
     assert (big @ cupy.ones((4, 1), np.float32)).shape == (n, 1)
+
+
+@pytest.mark.gpu
+def test_special_values_stay_special_where_products_are_rounded():
+    import cupy
+
+    A = rows_of([1, 1, 1, 1], 4, None, np.int32)
+    X = np.array([[np.inf], [np.nan], [-np.inf], [-0.0]], np.float32)
+    found = matmul_cuda.spmm_rounded(put(cupy, A), cupy.asarray(X)).get()
+    np.testing.assert_array_equal(found, X[A.indices])
+
+
+@pytest.mark.gpu
+def test_a_maximum_is_not_rounded():
+    import cupy
+
+    A, X = put(cupy, rows_of([8] * 30, 30, np.float32, np.int32)), cupy.ones((30, 64), np.float32)
+    found = ops.explain("spmm", A, X, precision="bf16", reduce="max")
+    assert found.chosen.name == "spmm_csr_balanced"
+    assert "a max is one of the features as they are" in str(found)

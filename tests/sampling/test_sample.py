@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from host_cupy import COMPILER
 from laws.options import OPTIONS
-from op_cases import INDEX_DTYPES, KINDS, features, matrix, name_of, put, rows_of
-from sampling_cases import PRIMES, SAMPLES, STRATEGIES, host, prime_rows
+from op_cases import INDEX_DTYPES, KINDS, features, host, matrix, name_of, put, rows_of
+from sampling_cases import PRIMES, SAMPLES, STRATEGIES, prime_rows
 from scipy import stats
 
 import sparsefmt

@@ -14,6 +14,7 @@ from op_cases import (
     WIDTHS,
     far_apart,
     features,
+    host,
     intact,
     long_rows,
     matrix,
@@ -23,7 +24,7 @@ from op_cases import (
     quick_oracle,
     rows_of,
 )
-from sampling_cases import PRIMES, SAMPLES, STRATEGIES, host, prime_rows, sddmm_sampled
+from sampling_cases import PRIMES, SAMPLES, STRATEGIES, prime_rows, sddmm_sampled
 
 import sparsefmt
 from sparsefmt import ops
