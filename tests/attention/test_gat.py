@@ -136,9 +136,6 @@ def test_loops_may_have_scores_of_their_own(monkeypatch, dtype, options):
     assert_close(P, gat_attention_oracle(A, el, er, **stored), bound=bound)
 
 
-# Laws of attention and of the mask
-
-
 def test_seeds_differ_and_only_their_low_64_bits_count(xp):
     A = square()
     H, el, er, _ = operands(A, (2,), 8, np.float32)
@@ -183,9 +180,6 @@ def _philox(seed, counter, stream):
         a, b, c, d = q // word ^ b ^ keys[0], q % word, p // word ^ d ^ keys[1], p % word
         keys = [(keys[0] + 0x9E3779B9) % word, (keys[1] + 0xBB67AE85) % word]
     return a
-
-
-# Properties
 
 
 def test_rounding_to_infinity_does_not_warn():

@@ -60,9 +60,6 @@ def test_what_is_rounded_is_that_of_the_library_op_and_nothing_is_zero():
     assert torch.equal(spmm(empty, x), torch.zeros_like(x))
 
 
-# Attention
-
-
 def gat(heads, feat, **options):
     torch.manual_seed(0)
     return nn.GATConv(12, feat, heads=heads, **options).cuda()

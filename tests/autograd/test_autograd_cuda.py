@@ -197,9 +197,6 @@ def test_windows_are_those_of_the_shape():
         torch.testing.assert_close(found, expected)
 
 
-# Memory and time
-
-
 def peak_of(once):
     """The most memory of a step above what there was, after one that loads the kernels."""
     once()

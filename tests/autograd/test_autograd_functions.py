@@ -50,9 +50,6 @@ NAN, INF = torch.nan, torch.inf
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-# Kept features
-
-
 def mask(x, k):
     """Mark the ``k`` largest of each row, NaN first, of equal ones the first: by sorting."""
     order = x.detach().cpu().double().sort(dim=1, descending=True, stable=True).indices
@@ -102,9 +99,6 @@ def test_an_order_is_checked():
         prepare(graph, order=torch.arange(6))
     with pytest.raises(ShapeError, match="order is of 5 vertices but there are 6 rows"):
         prepare(graph, order=Order(np.arange(5)))
-
-
-# Messages
 
 
 #: A function, and its oracle on the CPU, of a graph, features of columns and values of entries.
@@ -163,9 +157,6 @@ def test_gates_that_are_shut_let_no_infinite_gradient_through():
         assert (dx == 0).all()
 
 
-# Rounding
-
-
 #: Of x, w and the factors of rows; those, and which of the four features count.
 ROUNDED = {
     "spmm": lambda g, x, w, r, reduce: spmm(g, x, w[:, 0], reduce=reduce, row_scale=r),
@@ -208,9 +199,6 @@ def test_half_scales_round_once_whether_they_have_gradients_or_not(device):
     assert_same(*steps, rtol=1e-3, atol=0)
 
 
-# Samples
-
-
 def test_rows_without_entries_stay_zero_whatever_their_scale(device):
     graph = make_graph(9, 6, 60, device=device)
     empty = torch.from_numpy(np.diff(graph.to("cpu").csr.indptr) == 0).to(device)
@@ -232,9 +220,6 @@ def test_what_nobody_sampled_has_no_part_in_the_gradient_of_a_scale(device):
     sampled_aggregate(graph, x, 2, col_scale=c).sum().backward()
     assert c.grad.tolist() == [1, 2, 0]
     assert x.grad.tolist() == [[1], [1], [0]]
-
-
-# What is drawn
 
 
 def drawing(name, graph, args, **options):
@@ -321,9 +306,6 @@ def test_backward_goes_over_what_forward_has_drawn(device, name):
         torch.testing.assert_close((dx * x).sum(), y.square().sum())
 
 
-# What is saved for the backward pass
-
-
 SAVED = {
     "spmm": lambda g, x, a: spmm(g, x, a[:, 0]),
     "sampled": lambda g, x, a: sampled_aggregate(g, x, 3, a[:, 0], strategy="random"),
@@ -362,9 +344,6 @@ def test_attention_saves_no_tensor_of_the_size_of_the_entries(kind):
     args = tensors("cpu", *shapes_of(kind, graph, (2,), 3))[:-1]
     saved = call(kind, graph, args, dropout=0.1).grad_fn.saved_tensors
     assert all(one is None or one.numel() <= 9 * 2 * 4 for one in saved)
-
-
-# Attention
 
 
 def test_a_layer_by_compiled_loops_is_the_sum_of_its_parts(monkeypatch):

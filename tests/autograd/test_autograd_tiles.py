@@ -74,9 +74,6 @@ def longest(graph) -> int:
     return int(max(graph.csr.lengths.max(), graph.transposed.csr.lengths.max()))
 
 
-# What prepare takes
-
-
 @pytest.mark.parametrize(
     ("tile", "text"),
     [
@@ -522,9 +519,6 @@ def test_sides_on_the_same_arrays_share_their_tiles_and_the_last_one_takes_them_
     gc.collect()
     assert not all_tiles
     assert built_at(S) is None
-
-
-# On a GPU
 
 
 def assert_within(found, exact, size, *, terms, dtype, unit=UNIT):

@@ -106,9 +106,6 @@ def test_only_the_places_of_the_features_are_read(xp):
     assert first == second
 
 
-# Values that spread where they should not
-
-
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=name_of)
 def test_half_precision_sums_in_float32(xp, dtype):
     """4096 ones: adding in float16 or bfloat16 stops at 2048 or 256."""
@@ -118,9 +115,6 @@ def test_half_precision_sums_in_float32(xp, dtype):
     assert float(ops.sspmm(A, xp.ones((1, 5), dtype), S).data[0, 0]) == 4096
     wide = xp.ones((1, 4096), dtype)
     assert float(ops.sddmm(A, wide, ops.maxk(wide, 4096))[17]) == 4096
-
-
-# Laws
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)

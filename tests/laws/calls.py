@@ -134,9 +134,6 @@ def assert_same(results, expected, **tolerances):
         torch.testing.assert_close(one, other, **tolerances)
 
 
-# Oracles
-
-
 def of_heads(graph, x, edge_weight, row_scale=None, col_scale=None, reduce="sum"):
     """One head after another."""
     features = [x] * edge_weight.shape[1] if x.dim() == 2 else x.unbind(1)
@@ -247,8 +244,6 @@ def relations(graph, x, weight, edge_type, own=0, *, reduce):
         y = y + (sums / degree[:, None] if reduce == "mean" else sums) @ maps
     return y
 
-
-# Calls
 
 X, Y, WEIGHT = ("cols", "feat"), ("rows", "feat"), ("entries",)
 SCALES = {"row_scale": ("rows",), "col_scale": ("cols",)}

@@ -55,9 +55,6 @@ def forget_what_was_compiled():
     torch._dynamo.reset()
 
 
-# Library ops
-
-
 @cache
 def recorded(device, index_dtype):
     """Return of each library op the different calls that steps of functions make of it."""
@@ -120,9 +117,6 @@ def test_ops_called_directly_obey_autocast(device, row):
 
 def is_floating(value):
     return isinstance(value, torch.Tensor) and value.is_floating_point()
-
-
-# Functions under autocast, tracers and compilers
 
 
 @every_call
@@ -213,8 +207,6 @@ def test_it_compiles_with_inductor(name):
     compiled = torch.compile(function, fullgraph=True)
     assert_same([compiled(*args.values())], [function(*args.values())])
 
-
-# Refusals
 
 MEND = "use torch.autograd.grad"
 

@@ -67,9 +67,6 @@ def test_nan_wins_and_infinities_compare(xp, reduce, dtype):
     check_winners(xp, A, X, reduce)
 
 
-# Who won
-
-
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("reduce", ["max", "min"])

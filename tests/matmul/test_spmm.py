@@ -55,9 +55,6 @@ def test_sparse_features_times_a_dense_weight(xp, dtype):
     assert_close(put(xp, S) @ put(xp, X), spmm_oracle(S, X), bound=error_bound(S, X))
 
 
-# Values that spread where they should not
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("width", [8, 16, 64])
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
@@ -122,9 +119,6 @@ def test_threads_may_multiply_at_once():
     assert run.stdout.split() == ["800", "True"], run.stderr
 
 
-# What explain says
-
-
 def test_explain_names_the_kernel_and_why_not_the_others():
     A = matrix("power law", np.float32, np.int32)
     found = ops.explain("spmm", A.tocsr(), features(A.n_cols, 4, np.float32))
@@ -162,9 +156,6 @@ def test_explain_on_a_gpu_says_which_kernel_is_deterministic(dtype):
     found = ops.explain("spmm", A.to("cuda"), cupy.asarray(features(45, 4, dtype)))
     assert "atomics: not deterministic" in str(found)
     assert not found.chosen.deterministic
-
-
-# GPU only
 
 
 @pytest.mark.gpu

@@ -83,9 +83,6 @@ def test_a_large_graph_keeps_the_device_busy():
     assert 0 < host < whole
 
 
-# Orders of vertices
-
-
 def test_a_graph_that_caches_hold_stays():
     *_, found = planned(steps=100, mode="model")
     assert not found.ordering.chosen
@@ -234,9 +231,6 @@ def test_tiles_of_the_users_stay(monkeypatch):
     found, _, _ = tiled("cuda", torch.float16, graph)
     assert "already" in found.tiling.reason
     assert has_tiles(graph)
-
-
-# Kernels
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

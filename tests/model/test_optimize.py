@@ -210,9 +210,6 @@ def test_layers_of_pygs_are_left_and_planned_once_they_are_replaced(name):
         assert_same(results(layer, x, edges), expected)
 
 
-# The model stays the user's
-
-
 class Net(nn.Module):
     """Two layers with dropout and a norm between, called as PyG's models are."""
 
@@ -312,9 +309,6 @@ def test_loops_that_are_added_are_those_that_are_missing():
     graph = Graph.from_edge_index(np.array([[0, 0, 1, 2], [0, 0, 2, 1]]), num_nodes=3)
     for which, diagonal in diagonals.items():
         assert layers.with_loops(graph, which).csr.toarray().diagonal().tolist() == diagonal
-
-
-# Timing
 
 
 @pytest.fixture

@@ -144,9 +144,6 @@ def test_the_header_of_the_kernels_chooses_as_the_oracle(header, strategy):
             assert found.tolist() == places_oracle(length, kept, strategy, seed, row)
 
 
-# Randomness
-
-
 def places(xp, length, width, *, rows, seeds):
     """The sampled places of rows of one length, (draws, width)."""
     indptr = np.arange(rows + 1, dtype=np.int32) * length
@@ -243,9 +240,6 @@ def test_every_place_of_a_long_row_is_drawn_once():
         drawn = places_oracle(length, length - 1, "random", 5, 3)
         assert len(set(drawn)) == length - 1
         assert set(drawn) < set(range(length))
-
-
-# GPU only
 
 
 @pytest.mark.gpu

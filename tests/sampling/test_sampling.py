@@ -50,9 +50,6 @@ def check(xp, A, X, width, **options):
         laws.checks.check(xp, case, A, {"X": X}, matrix=partial(on, planned=planned))
 
 
-# Against loops
-
-
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
@@ -93,9 +90,6 @@ def test_rows_that_many_sub_warps_share(xp, strategy, dtype, width):
             assert intact(xp, buffer)
 
 
-# Values that spread where they should not
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_an_entry_that_is_not_sampled_never_touches_a_bad_value(xp, strategy, bad):
@@ -116,9 +110,6 @@ def test_half_precision_sums_in_float32(xp, dtype):
     for strategy in STRATEGIES:
         Y = ops.spmm_sampled(put(xp, A), xp.ones((1, 8), dtype), 4096, strategy=strategy)
         assert float(Y[0, 5]) == 4096
-
-
-# The sample as a graph
 
 
 @pytest.mark.parametrize("width", SAMPLES)
@@ -152,9 +143,6 @@ def test_a_sample_of_all_is_the_whole_product(xp, strategy):
     assert (host(perm) == np.arange(A.nnz)).all()
 
 
-# Products at the sampled entries
-
-
 @pytest.mark.parametrize("feat", WIDTHS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -176,9 +164,6 @@ def test_products_at_sampled_entries(xp, strategy, dtype, feat):
         bound = sddmm_sampled_bound(A, X, Y, width, **scales, **how)
         assert_close(out, expected, bound=bound)
         assert intact(xp, buffer)
-
-
-# What explain says
 
 
 def test_explain_names_the_kernel_and_why_not_the_others():
