@@ -22,14 +22,7 @@ from sparsefmt.autograd.engine import tiles as _tiles  # noqa: E402
 from sparsefmt.autograd.engine.memory import TorchMemory  # noqa: E402
 from sparsefmt.autograd.tensors import prepare as structure  # noqa: E402
 from sparsefmt.ops.engine import jit  # noqa: E402
-from sparsefmt.ops.engine.structure import (  # noqa: E402
-    Structure,
-    _at,
-    all_tiles,
-    built_at,
-    built_for,
-    place_of,
-)
+from sparsefmt.ops.engine.structure import Structure, _at, all_tiles, built_at, built_for, place_of  # noqa: E402
 from sparsefmt.ops.tiles import cuda as tiles_cuda  # noqa: E402
 from sparsefmt.ops.tiles import cuda_edges as tiles_cuda_edges  # noqa: E402
 from sparsefmt.ops.tiles import kernels, operands  # noqa: E402
