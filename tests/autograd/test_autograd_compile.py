@@ -78,10 +78,6 @@ def by_head(x):
     return x.view(-1, 3, 12)
 
 
-def first_row(x):
-    return x[0].view(3, 12)
-
-
 def some(x, n, *heads):
     """The first numbers of x, (n, *heads)."""
     return x.view(-1)[: n * (heads[0] if heads else 1)].view(n, *heads)
@@ -168,7 +164,7 @@ def test_a_graph_is_a_node_whose_leaves_are_its_tensors(device, weighted):
 DRAWING = {
     "sample": lambda g, x: autograd.sampled_aggregate(g, x, 3, strategy="random", rescale=True),
     "gat_of_vectors": lambda g, x: autograd.gat_of_vectors(
-        *(g, by_head(x), first_row(x), x[:1].view(3, 12), some(x, 60, 3), x[:, :3]),
+        *(g, by_head(x), x[0].view(3, 12), x[:1].view(3, 12), some(x, 60, 3), x[:, :3]),
         **{"dropout": 0.5, "self_loops": True},
     ),
 }

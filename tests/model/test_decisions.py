@@ -233,7 +233,6 @@ def test_tiles_of_the_users_stay(monkeypatch):
     assert has_tiles(graph)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_explaining_runs_the_model_as_planned_and_leaves_no_trace(device):
     found, _, _ = tiled(device)
     assert found.kernels() == ()  # the features are gone

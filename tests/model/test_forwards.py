@@ -125,10 +125,6 @@ def matches(self, x, graph, y):
     return 0
 
 
-def has_attribute(self, x, graph, y):
-    return hasattr(graph, "csr") and getattr(graph, "no_such", 3) == 3
-
-
 ASKED = {
     "is": lambda self, x, graph, y: graph is self.graph,
     "same features": lambda self, x, graph, y: x is self.x,
@@ -140,7 +136,7 @@ ASKED = {
     "type of a layer": lambda self, x, graph, y: type(self.first) is GCNConv,
     "own forward": lambda self, x, graph, y: "forward" in vars(self.first),
     "getattr": lambda self, x, graph, y: getattr(graph, "no_such_name", 2),
-    "hasattr": has_attribute,
+    "hasattr": lambda self, x, graph, y: hasattr(graph, "csr") and getattr(graph, "no", 3) == 3,
     "match": matches,
     "try": catches,
     "grad mode": lambda self, x, graph, y: torch.is_grad_enabled(),

@@ -16,7 +16,6 @@ from op_cases import (
     INDEX_DTYPES,
     KINDS,
     WIDTHS,
-    far_apart,
     features,
     intact,
     matrix,
@@ -237,9 +236,7 @@ def test_any_matrix_with_any_features(place, A, dtype, data):
 #: Rows so far apart that begin so late, and features that are copied.
 LAYOUTS = {
     **{
-        f"apart {gap}, {shift}": lambda xp, X, gap=gap, shift=shift: far_apart(
-            xp, X, gap=gap, shift=shift
-        )
+        f"apart {gap}, {shift}": laws.checks.apart(gap, shift)
         for gap, shift in ((1, 0), (8, 8), (5, 3), (0, 1))
     },
     "heads last": laws.checks.LAYOUTS["heads last"],
