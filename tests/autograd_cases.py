@@ -35,11 +35,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 #: time of ``check_rules``: for one of them is enough.
 RULES = pytest.mark.parametrize(
     ("index_dtype", "traced"),
-    [
-        (np.int32, True),
-        (np.int64, False),
-        pytest.param(np.int64, True, marks=pytest.mark.grid),
-    ],
+    [(np.int32, True), (np.int64, False), pytest.param(np.int64, True, marks=pytest.mark.grid)],
 )
 
 

@@ -20,16 +20,9 @@ import numpy as np
 COMPILER = shutil.which("g++")
 
 _TYPES = {
-    "bool": "bool",
-    "uint8": "unsigned char",
-    "uint16": "unsigned short",
-    "int32": "int",
-    "uint32": "unsigned int",
-    "int64": "long long",
-    "uint64": "unsigned long long",
-    "float16": "_Float16",
-    "float32": "float",
-    "float64": "double",
+    **{"bool": "bool", "uint8": "unsigned char", "uint16": "unsigned short", "int32": "int"},
+    **{"uint32": "unsigned int", "int64": "long long", "uint64": "unsigned long long"},
+    **{"float16": "_Float16", "float32": "float", "float64": "double"},
 }
 _HEAD = """
 template <typename T> static T max(T a, T b) { return a < b ? b : a; }

@@ -1,5 +1,8 @@
 """What the tests of operations share: graphs that kernels go wrong on, and memory that shows it."""
 
+import os
+import subprocess
+import sys
 from functools import cache
 
 import ml_dtypes
@@ -19,6 +22,12 @@ GUARD = 64
 def name_of(dtype):
     """For the names of tests."""
     return np.dtype(dtype).name if isinstance(dtype, type) else None
+
+
+def run_apart(code, *words, **environment):
+    """Run code in a process of its own, and return what it printed."""
+    command, environment = [sys.executable, "-c", code, *words], os.environ | environment
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
 def matrix(kind, dtype, index_dtype, *, seed=0):
@@ -94,12 +103,6 @@ def rows_of(lengths, n_cols, dtype, index_dtype, *, seed=0):
 def in_data_order(A):
     """Give ``A`` with its entries in the order of its values; a tiled matrix keeps CSR order."""
     return A.tocsr() if A.format == "sgt" else A
-
-
-def in_order(options, places):
-    """Options with the edge scores of the entries at ``places``."""
-    scores = options.get("edge_scores")
-    return options if scores is None else {**options, "edge_scores": scores[places]}
 
 
 def features(rows, width, dtype, *, seed=1):

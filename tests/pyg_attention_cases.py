@@ -33,10 +33,6 @@ def with_edges(name):
     return make
 
 
-def of_agnn(library, **options):
-    return library.AGNNConv(**options)
-
-
 #: Beside the defaults, which each other option is tried with.
 HEADS: dict[str, list[Any]] = {
     "in_channels": [-1, (FEAT, FEAT), (-1, -1), (FEAT, -1)],
@@ -96,7 +92,7 @@ ATTENTION = {
         ],
     ),
     "AGNNConv": Row(
-        of_agnn,
+        lambda library, **options: library.AGNNConv(**options),
         PASSED_OF_PAIRS
         | {"requires_grad": [False, True], "add_self_loops": [False], "aggr": ["sum"]},
         (),

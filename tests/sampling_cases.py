@@ -20,10 +20,6 @@ def prime_rows(dtype, index_dtype):
     return rows_of(PRIMES, 211, dtype, index_dtype)
 
 
-def host(a):
-    return a if isinstance(a, np.ndarray) else a.get()
-
-
 def sddmm_sampled(xp, A, X, Y, width, out, *, row_scale=None, col_scale=None, mean=False,
                   rescale=False, strategy="bucket", seed=0):  # fmt: skip
     """What gradients of values are made by; no operation of its own."""

@@ -16,19 +16,9 @@ from typing import NamedTuple
 
 SCRIPT = Path(__file__).with_name("sanitize_cases.py")
 #: A part of the script and a dtype, the longest first.
+PARTS = "pairwise_with_loops pairwise operations attention samples tiles formats".split()
 CASES = (
-    *product(
-        (
-            "pairwise_with_loops",
-            "pairwise",
-            "operations",
-            "attention",
-            "samples",
-            "tiles",
-            "formats",
-        ),
-        ("float32", "float64", "float16", "bfloat16"),
-    ),
+    *product(PARTS, ("float32", "float64", "float16", "bfloat16")),
     *(("builds", "float32"), ("builds", "float64")),  # of indices of 4 and of 8 bytes
 )
 #: Of our kernels: CuPy's sorts beside them take minutes under the last two tools.

@@ -23,10 +23,7 @@ os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # as CuPy's pool
 from tile_cases import blocks, costs
 
 from sparsefmt import COO, CSR, Graph, IndexRangeError, ops
-from sparsefmt.ops.attention.gat.cuda import (
-    gat_of_vectors_backward,
-    gat_of_vectors_with_statistics,
-)
+from sparsefmt.ops.attention.gat.cuda import gat_of_vectors_backward, gat_of_vectors_with_statistics
 from sparsefmt.ops.attention.pairwise import column_blocks as attention_column_blocks
 from sparsefmt.ops.engine import build
 from sparsefmt.ops.engine.memory import Scalar

@@ -17,6 +17,7 @@ from laws.cases import (
     by,
 )
 from laws.checks import check, placed
+from laws.test_laws_of_rounding import CHOSEN, check_rounded
 from op_cases import DTYPES, name_of
 
 from sparsefmt import ops
@@ -171,3 +172,33 @@ def test_any_graph_against_the_oracle(operation, dtype, data, heads, feat):
     )
     case = replace(case, options=case.options | options).with_heads(heads)
     check(np, case, A, case.arguments(A, dtype, feat=feat, seed=options.get("seed", 0)))
+
+
+#: Loads of 16 and 8 bytes and of single values; heads side by side, and slices of a head.
+SHAPES_ROUNDED = [
+    *[((1,), 32), ((4,), 32), ((8,), 32), ((8,), 8), ((4,), 16), ((2,), 64), ((1,), 128)],
+    *[((1,), 200), ((16,), 4), ((3,), 12), ((2,), 7), ((8,), 1), ((4,), 33), ((), 5), ((), 64)],
+]
+ROUNDED = [case for case in CHOSEN if case.name.startswith("gat")]
+ROUNDED += [with_factors(case) for case in ROUNDED]
+every_rounded = pytest.mark.parametrize("case", ROUNDED, ids=str)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("rounds_always")
+@pytest.mark.parametrize(("heads", "feat"), SHAPES_ROUNDED)
+@every_rounded
+def test_every_shape_of_features_that_are_rounded(case, heads, feat):
+    case = case.with_heads(heads)
+    check_rounded(case, case.matrix(F32), feat)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("rounds_always")
+@pytest.mark.parametrize("format", ["coo", "csc", "sgt"])
+@every_rounded
+def test_other_formats_are_converted_and_rounded(case, format):
+    import cupy
+
+    A = case.matrix(F32, format=format)
+    check(cupy, case, A, case.arguments(A, feat=8))

@@ -7,29 +7,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 from laws.checks import guarded_memory
-from op_cases import (
-    DTYPES,
-    features,
-    intact,
-    matrix,
-    name_of,
-    put,
-    rows_of,
-)
+from op_cases import DTYPES, features, intact, matrix, name_of, put, rows_of
 
 import sparsefmt
 from sparsefmt import ops
+from sparsefmt.ops.attention import oracle
 from sparsefmt.ops.attention.gat import loops as attention_loops
-from sparsefmt.ops.attention.oracle import (
-    dropout_mask,
-    gat_attention_bound,
-    gat_attention_oracle,
-    gat_backward_bound,
-    gat_backward_oracle,
-    gat_bound,
-    gat_oracle,
-    philox,
-)
 from sparsefmt.testing import assert_close
 
 #: Graphs are small: waking another thread takes longer than they do.
@@ -68,10 +51,11 @@ def test_gradients_at_large_scores_are_as_exact_as_at_small_ones(xp, dtype, left
     edges = rng.integers(-8, 9, (A.nnz, 2)).astype(wide)
     given = [put(xp, a) for a in (H, el, er, grad)]
     found = ops.gat_backward(put(xp, A), *given, edge_scores=put(xp, edges), **options)
-    expected = gat_backward_oracle(A, H, el, er, grad, edge_scores=edges, **options)
+    expected = oracle.gat_backward_oracle(A, H, el, er, grad, edge_scores=edges, **options)
     P = ops.gat_attention(put(xp, A), *given[1:3], edge_scores=put(xp, edges), **options)
     near = 1e-5 if wide == np.float32 else 1e-13
-    assert_close(P, gat_attention_oracle(A, el, er, edge_scores=edges, **options), bound=near)
+    exact = oracle.gat_attention_oracle(A, el, er, edge_scores=edges, **options)
+    assert_close(P, exact, bound=near)
     # What O and results of 2 bytes are rounded by comes beside; where signs agree der is 0.
     near += 0 if H.itemsize > 2 else 8 * float(ml_dtypes.finfo(dtype).eps)
     scales = [np.abs(want).max() for want in expected]
@@ -101,7 +85,7 @@ def test_infinite_scores_and_nan_spread_over_their_row_alone(xp, dtype, loops):
     got = np.isnan((found.get() if hasattr(found, "get") else found).astype(np.float64)).all(axis=1)
     # Row 2 has -inf alone, 3 a NaN, 4 an infinity.
     assert got.tolist() == [False, False, not loops, True, True, False]
-    want = gat_oracle(A, H, el, er, self_loops=loops)
+    want = oracle.gat_oracle(A, H, el, er, self_loops=loops)
     assert np.isnan(want).all(axis=1).tolist() == got.tolist()
 
 
@@ -133,18 +117,16 @@ def test_loops_may_have_scores_of_their_own(monkeypatch, dtype, options):
     assert statistics.shape == (*er.shape, 4)
     own = {"edge_scores": edges, "loop_edges": loop_edges}
     every = {**own, **options, **LOOPS}
-    assert_close(out, gat_oracle(A, H, el, er, **every), bound=gat_bound(A, H, el, er, **every))
-    expected = gat_backward_oracle(A, H, el, er, grad, **every)
-    bounds = gat_backward_bound(A, H, el, er, grad, **every)
+    exact, bound = (f(A, H, el, er, **every) for f in (oracle.gat_oracle, oracle.gat_bound))
+    assert_close(out, exact, bound=bound)
+    expected = oracle.gat_backward_oracle(A, H, el, er, grad, **every)
+    bounds = oracle.gat_backward_bound(A, H, el, er, grad, **every)
     found = dH, d_el, d_er, d_edges, d_loops
     for one, want, limit in zip(found, expected, bounds, strict=True):
         assert_close(one, want, bound=limit)
     stored = {"edge_scores": edges, **LOOPS}
-    bound = gat_attention_bound(A, el, er, **stored)
-    assert_close(P, gat_attention_oracle(A, el, er, **stored), bound=bound)
-
-
-# Laws of attention and of the mask
+    bound = oracle.gat_attention_bound(A, el, er, **stored)
+    assert_close(P, oracle.gat_attention_oracle(A, el, er, **stored), bound=bound)
 
 
 def test_seeds_differ_and_only_their_low_64_bits_count(xp):
@@ -166,7 +148,7 @@ def test_the_mask_of_an_entry_and_head_is_its_own(xp):
     one = put(xp, np.ones((50, heads, 1), np.float32))
     for share in (0.1, 0.5, 0.9):
         M = ops.gat(put(xp, A), one, *zero, dropout=share, seed=5)
-        expected = dropout_mask(np.arange(n), heads, dropout=share, seed=5)
+        expected = oracle.dropout_mask(np.arange(n), heads, dropout=share, seed=5)
         assert_close(M[:, :, 0], expected, bound=expected * 2 * np.finfo(np.float32).eps)
         kept = (expected > 0).mean(axis=0)
         # Six standard deviations of a binomial's share.
@@ -175,11 +157,12 @@ def test_the_mask_of_an_entry_and_head_is_its_own(xp):
 
 def test_the_oracles_words_are_those_of_the_paper():
     """The first words of known answers (Random123, kat_vectors)."""
-    assert philox(0, 0, 0) == 0x6627E8D5
+    assert oracle.philox(0, 0, 0) == 0x6627E8D5
     # All bits set needs a fourth word that no entry has: the twin in Python integers says the rest.
     numbers = np.array([0, 1, 2**31, 2**32 - 1, 2**32, 2**40 + 3])
     for seed in (0, 1, 2**40 + 7, 2**64 - 1):
-        assert philox(seed, numbers, 5).tolist() == [_philox(seed, int(n), 5) for n in numbers]
+        words = [_philox(seed, int(n), 5) for n in numbers]
+        assert oracle.philox(seed, numbers, 5).tolist() == words
 
 
 def _philox(seed, counter, stream):
@@ -191,9 +174,6 @@ def _philox(seed, counter, stream):
         a, b, c, d = q // word ^ b ^ keys[0], q % word, p // word ^ d ^ keys[1], p % word
         keys = [(keys[0] + 0x9E3779B9) % word, (keys[1] + 0xBB67AE85) % word]
     return a
-
-
-# Properties
 
 
 def test_rounding_to_infinity_does_not_warn():

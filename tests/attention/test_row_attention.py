@@ -4,24 +4,12 @@ import warnings
 
 import numpy as np
 import pytest
-from op_cases import (
-    DTYPES,
-    features,
-    matrix,
-    name_of,
-    put,
-    rows_of,
-)
+from op_cases import DTYPES, features, matrix, name_of, put, rows_of
 from test_gat import square
 
 import sparsefmt
 from sparsefmt import ops
-from sparsefmt.ops.attention.oracle import (
-    attend_backward_bound,
-    attend_backward_oracle,
-    attend_bound,
-    attend_oracle,
-)
+from sparsefmt.ops.attention import oracle
 from sparsefmt.testing import assert_close
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -105,14 +93,15 @@ def test_rows_may_begin_with_scores_of_minus_infinity(xp, dtype, heads, feat, sc
     low = {"edge_scores": np.where(np.isinf(own), of_sums(-1e4), own), **loops}
     found = as_float64(forward(xp, A, arrays, edge_scores=own, **loops))
     assert (np.isnan(found).reshape(n, -1) == lost[:, None]).all()
-    expected, bound = attend_oracle(A, *arrays, **low), attend_bound(A, *arrays, **low)
+    expected = oracle.attend_oracle(A, *arrays, **low)
+    bound = oracle.attend_bound(A, *arrays, **low)
     assert_close(found[~lost], expected[~lost], bound=bound[~lost])
     dq, dk, _, _, dedges = backward(xp, A, arrays, grad, edge_scores=own, **loops)
     kept, apart = np.repeat(~lost, lengths), np.ones(A.n_cols, bool)
     apart[A.indices[~kept]] = False
     found = (dq, ~lost), (dk, apart), (dedges, kept)
-    expected = attend_backward_oracle(A, *arrays, grad, **low)
-    bounds = attend_backward_bound(A, *arrays, grad, **low)
+    expected = oracle.attend_backward_oracle(A, *arrays, grad, **low)
+    bounds = oracle.attend_backward_bound(A, *arrays, grad, **low)
     for n, (gradient, some) in zip((0, 1, 4), found, strict=True):
         assert_close(as_float64(gradient)[some], expected[n][some], bound=bounds[n][some])
     assert np.isnan(as_float64(dq)[lost]).all() or scores != "additive"
@@ -167,20 +156,14 @@ def test_large_scores_that_nothing_rounds_cost_no_accuracy(xp, heads, feat, scor
         own = features(A.nnz, heads, np.float32)
         arrays, options = [q, k, v, None], {"scale": 1.0, "edge_scores": np.round(2 * own)}
         found = forward(xp, A, arrays, **options), *backward(xp, A, arrays, grad, **options)
-        expected = attend_oracle(A, *arrays, **options)
-        expected = expected, *attend_backward_oracle(A, *arrays, grad, **options)
+        expected = oracle.attend_oracle(A, *arrays, **options)
+        expected = expected, *oracle.attend_backward_oracle(A, *arrays, grad, **options)
         for n, (one, exact) in enumerate(zip(found, expected, strict=True)):
             if one is not None:
                 first = 1 if n in (1, 2) else 0  # of queries and keys
                 one, exact = (a[..., first:] for a in (one, exact))
                 size = max(1, np.abs(exact).max())  # that of the factors of what cancels
                 assert np.abs(as_float64(one) - exact).max() <= 1e-5 * size
-
-
-# Laws of attention and of the mask
-
-
-# Properties
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if np.dtype(dtype).itemsize == 2])

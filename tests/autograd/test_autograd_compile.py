@@ -78,10 +78,6 @@ def by_head(x):
     return x.view(-1, 3, 12)
 
 
-def first_row(x):
-    return x[0].view(3, 12)
-
-
 def some(x, n, *heads):
     """The first numbers of x, (n, *heads)."""
     return x.view(-1)[: n * (heads[0] if heads else 1)].view(n, *heads)
@@ -118,8 +114,7 @@ def graph_of_sixty(device):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.grid] * (name not in PATHS)) for name in VIEWS],
+    "name", [pytest.param(name, marks=[pytest.mark.grid] * (name not in PATHS)) for name in VIEWS]
 )
 def test_views_compile_with_symbolic_sizes(device, name):
     """Some of whose sizes become numbers while it is traced, and others stay symbols.
@@ -143,8 +138,7 @@ UNFIT = {
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.grid] * (name != "values")) for name in UNFIT],
+    "name", [pytest.param(name, marks=[pytest.mark.grid] * (name != "values")) for name in UNFIT]
 )
 def test_what_does_not_fit_is_refused_with_symbolic_sizes(name):
     graph, x, function = graph_of_sixty("cpu"), torch.randn(20, 36), UNFIT[name]
@@ -170,7 +164,7 @@ def test_a_graph_is_a_node_whose_leaves_are_its_tensors(device, weighted):
 DRAWING = {
     "sample": lambda g, x: autograd.sampled_aggregate(g, x, 3, strategy="random", rescale=True),
     "gat_of_vectors": lambda g, x: autograd.gat_of_vectors(
-        *(g, by_head(x), first_row(x), x[:1].view(3, 12), some(x, 60, 3), x[:, :3]),
+        *(g, by_head(x), x[0].view(3, 12), x[:1].view(3, 12), some(x, 60, 3), x[:, :3]),
         **{"dropout": 0.5, "self_loops": True},
     ),
 }

@@ -11,24 +11,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attention_cases import (  # noqa: E402
-    KINDS,
-    SEED,
-    assert_near,
-    call,
-    from_vectors,
-    loop_graph,
-    shapes_of,
-)
+from attention_cases import KINDS, SEED, assert_near, call, from_vectors, loop_graph, shapes_of  # noqa: E402
 from autograd_cases import DTYPES, make_graph, tensors  # noqa: E402
 
 from sparsefmt import CSR, Graph, UnsupportedError  # noqa: E402
-from sparsefmt.autograd import (  # noqa: E402
-    maxk_aggregate,
-    prepare,
-    sampled_aggregate,
-    spmm,
-)
+from sparsefmt.autograd import maxk_aggregate, prepare, sampled_aggregate, spmm  # noqa: E402
 from sparsefmt.autograd.attention import gat_of_vectors  # noqa: E402
 from sparsefmt.ops.attention.score import Options  # noqa: E402
 from sparsefmt.ops.engine.structure import _at  # noqa: E402
@@ -195,9 +182,6 @@ def test_windows_are_those_of_the_shape():
         (expected,) = torch.autograd.grad(maxk_aggregate(graph, x, 64).square().sum(), x)
         torch.use_deterministic_algorithms(False)
         torch.testing.assert_close(found, expected)
-
-
-# Memory and time
 
 
 def peak_of(once):

@@ -14,11 +14,7 @@ from torch._dispatch.python import enable_python_dispatcher  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
-from sparsefmt.autograd import (  # noqa: E402
-    attention,
-    sampling,
-    spmm,
-)
+from sparsefmt.autograd import attention, sampling, spmm  # noqa: E402
 from sparsefmt.autograd.engine import library  # noqa: E402
 from sparsefmt.autograd.engine.library import LibraryOp  # noqa: E402
 from sparsefmt.ops.matmul import cuda_aggregate as matmul_cuda_aggregate  # noqa: E402

@@ -24,20 +24,7 @@ from autograd_cases import DTYPES, make_graph, tensors  # noqa: E402
 from laws.calls import assert_same, messages, product_of_largest  # noqa: E402
 from torch.autograd import gradcheck  # noqa: E402
 
-from sparsefmt import COO, CSR, DtypeError, Graph, ShapeError  # noqa: E402
-from sparsefmt.autograd import (  # noqa: E402
-    attention,
-    dot_aggregate,
-    gat_aggregate,
-    gat_of_vectors,
-    gatv2_aggregate,
-    maxk,
-    maxk_aggregate,
-    message_aggregate,
-    prepare,
-    sampled_aggregate,
-    spmm,
-)
+from sparsefmt import COO, CSR, DtypeError, Graph, ShapeError, autograd  # noqa: E402
 from sparsefmt.autograd.engine import precision  # noqa: E402
 from sparsefmt.autograd.engine.precision import bf16_is_allowed  # noqa: E402
 from sparsefmt.ops.attention.score import Options  # noqa: E402
@@ -48,9 +35,6 @@ REDUCTIONS = ("sum", "mean")
 NAN, INF = torch.nan, torch.inf
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-# Kept features
 
 
 def mask(x, k):
@@ -67,7 +51,7 @@ def mask(x, k):
 )
 def test_maxk_keeps_the_largest_and_lets_their_gradient_pass(device, feat, k, dtype):
     x, grad = tensors(device, (9, feat), (9, feat), dtype=dtype)
-    y = maxk(x, k)
+    y = autograd.maxk(x, k)
     y.backward(grad.detach())
     assert torch.equal(y, torch.where(mask(x, k), x, 0))
     assert torch.equal(x.grad, torch.where(mask(x, k), grad, 0))
@@ -79,43 +63,40 @@ def test_autocast_narrows_before_the_choice(device, reduce):
     args = tensors(device, (6, 8), (graph.nnz,), (9,), (6,), dtype=torch.float32)
 
     def aggregate(x, a, r, c):
-        return maxk_aggregate(graph, x, 3, a, reduce=reduce, row_scale=r, col_scale=c)
+        return autograd.maxk_aggregate(graph, x, 3, a, reduce=reduce, row_scale=r, col_scale=c)
 
     with torch.autocast(device, dtype=torch.bfloat16):
         y = aggregate(*args)
-        assert maxk(args[0], 3).dtype is torch.float32
+        assert autograd.maxk(args[0], 3).dtype is torch.float32
     assert torch.equal(y, aggregate(*(one.detach().bfloat16() for one in args)))
 
 
 def test_a_prepared_order_changes_rounding_alone(device):
     graph = make_graph(60, 30, 2000, device=device)
     x, a = tensors(device, (30, 33), (graph.nnz,))
-    before = torch.autograd.grad(maxk_aggregate(graph, x, 9, a).square().sum(), (x, a))
-    prepare(graph, order=degree_order(graph.csr, descending=False))
-    after = torch.autograd.grad(maxk_aggregate(graph, x, 9, a).square().sum(), (x, a))
+    before = torch.autograd.grad(autograd.maxk_aggregate(graph, x, 9, a).square().sum(), (x, a))
+    autograd.prepare(graph, order=degree_order(graph.csr, descending=False))
+    after = torch.autograd.grad(autograd.maxk_aggregate(graph, x, 9, a).square().sum(), (x, a))
     assert_same(after, before)
 
 
 def test_an_order_is_checked():
     graph = make_graph(6, 5, 20)
     with pytest.raises(DtypeError, match="order is a Tensor: give"):
-        prepare(graph, order=torch.arange(6))
+        autograd.prepare(graph, order=torch.arange(6))
     with pytest.raises(ShapeError, match="order is of 5 vertices but there are 6 rows"):
-        prepare(graph, order=Order(np.arange(5)))
-
-
-# Messages
+        autograd.prepare(graph, order=Order(np.arange(5)))
 
 
 #: A function, and its oracle on the CPU, of a graph, features of columns and values of entries.
 THRICE = {
     "maxk": (
-        lambda g, x, w: maxk_aggregate(g, x, 2, w[:, 0]),
+        lambda g, x, w: autograd.maxk_aggregate(g, x, 2, w[:, 0]),
         lambda g, x, w: product_of_largest(g, x, k=2, edge_weight=w[:, 0]),
     ),
     **{
         message: (
-            lambda g, x, w, message=message: message_aggregate(g, x, w, message=message),
+            lambda g, x, w, message=message: autograd.message_aggregate(g, x, w, message=message),
             lambda g, x, w, message=message: messages(g, w, x, message=message, reduce="sum"),
         )
         for message in ("mul", "add", "relu_add")
@@ -146,7 +127,7 @@ def test_nan_and_infinity_go_through_a_relu_as_in_torch(device):
         y = (
             messages(graph, w, x, message="relu_add", reduce="sum")
             if steps
-            else message_aggregate(graph.to(place), x, w, message="relu_add")
+            else autograd.message_aggregate(graph.to(place), x, w, message="relu_add")
         )
         steps.append([one.cpu() for one in (y, *torch.autograd.grad(y.sum(), leaves))])
     assert_same(*steps, equal_nan=True)
@@ -155,7 +136,7 @@ def test_nan_and_infinity_go_through_a_relu_as_in_torch(device):
 def test_gates_that_are_shut_let_no_infinite_gradient_through():
     graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
     x = torch.full((2, 3), -5.0, requires_grad=True)
-    y = message_aggregate(graph, x, torch.zeros(2, 3), message="relu_add")
+    y = autograd.message_aggregate(graph, x, torch.zeros(2, 3), message="relu_add")
     for again in (True, False):
         (dx,) = torch.autograd.grad(
             y, x, torch.full_like(y, INF), create_graph=again, retain_graph=True
@@ -163,14 +144,13 @@ def test_gates_that_are_shut_let_no_infinite_gradient_through():
         assert (dx == 0).all()
 
 
-# Rounding
-
-
 #: Of x, w and the factors of rows; those, and which of the four features count.
 ROUNDED = {
-    "spmm": lambda g, x, w, r, reduce: spmm(g, x, w[:, 0], reduce=reduce, row_scale=r),
-    "maxk": lambda g, x, w, r, reduce: maxk_aggregate(g, x, 2, w[:, 0], reduce=reduce, row_scale=r),
-    "messages": lambda g, x, w, r, reduce: message_aggregate(g, x, w, reduce=reduce),
+    "spmm": lambda g, x, w, r, reduce: autograd.spmm(g, x, w[:, 0], reduce=reduce, row_scale=r),
+    "maxk": lambda g, x, w, r, reduce: autograd.maxk_aggregate(
+        g, x, 2, w[:, 0], reduce=reduce, row_scale=r
+    ),
+    "messages": lambda g, x, w, r, reduce: autograd.message_aggregate(g, x, w, reduce=reduce),
 }
 
 
@@ -202,13 +182,10 @@ def test_half_scales_round_once_whether_they_have_gradients_or_not(device):
     steps = []
     for trained in (False, True):
         r, c = (one.detach().to(device).requires_grad_(trained) for one in (r, c))
-        y = sampled_aggregate(graph, x, 3, mean=True, row_scale=r, col_scale=c)
+        y = autograd.sampled_aggregate(graph, x, 3, mean=True, row_scale=r, col_scale=c)
         steps.append([y, *torch.autograd.grad(y.sum(), x)])
         assert all(one.isfinite().all() for one in steps[-1])
     assert_same(*steps, rtol=1e-3, atol=0)
-
-
-# Samples
 
 
 def test_rows_without_entries_stay_zero_whatever_their_scale(device):
@@ -217,7 +194,9 @@ def test_rows_without_entries_stay_zero_whatever_their_scale(device):
     x, r = tensors(device, (6, 3), (9,))
     for option, trained in itertools.product((None, "mean", "rescale"), (False, True)):
         scale = r.detach().masked_fill(empty, INF).requires_grad_(trained)
-        y = sampled_aggregate(graph, x, 2, row_scale=scale, **({option: True} if option else {}))
+        y = autograd.sampled_aggregate(
+            graph, x, 2, row_scale=scale, **({option: True} if option else {})
+        )
         assert empty.any()
         assert not y[empty].any()
         grads = torch.autograd.grad(y.sum(), [x, scale] if trained else [x])
@@ -229,18 +208,15 @@ def test_what_nobody_sampled_has_no_part_in_the_gradient_of_a_scale(device):
     graph = Graph(CSR(np.array([0, 3]), np.arange(3), shape=(1, 3)).to(device))
     x = torch.tensor([[1.0], [2.0], [INF]], device=device, requires_grad=True)
     c = torch.ones(3, device=device, requires_grad=True)
-    sampled_aggregate(graph, x, 2, col_scale=c).sum().backward()
+    autograd.sampled_aggregate(graph, x, 2, col_scale=c).sum().backward()
     assert c.grad.tolist() == [1, 2, 0]
     assert x.grad.tolist() == [[1], [1], [0]]
-
-
-# What is drawn
 
 
 def drawing(name, graph, args, **options):
     """Call what draws: attention with dropout, or a random sample."""
     if name == "sample":
-        return sampled_aggregate(graph, *args, strategy="random", **options)
+        return autograd.sampled_aggregate(graph, *args, strategy="random", **options)
     return call(name, graph, args, dropout=np.float32(0.5), **options)
 
 
@@ -288,11 +264,11 @@ def test_nothing_is_drawn_where_nothing_is_dropped_or_a_seed_is_given(device):
     h, el, er = tensors(device, (6, 4), (6,), (9,))
     generator = torch.cuda.default_generators[0] if device == "cuda" else torch.default_generator
     before = generator.get_state()
-    y = gat_aggregate(graph, h, el, er, dropout=0.0)
-    sampled_aggregate(graph, h, 5, strategy="fastrand", seed=7)
-    sampled_aggregate(graph, h, 5)
+    y = autograd.gat_aggregate(graph, h, el, er, dropout=0.0)
+    autograd.sampled_aggregate(graph, h, 5, strategy="fastrand", seed=7)
+    autograd.sampled_aggregate(graph, h, 5)
     assert torch.equal(generator.get_state(), before)
-    assert torch.equal(y, gat_aggregate(graph, h, el, er, seed=3))
+    assert torch.equal(y, autograd.gat_aggregate(graph, h, el, er, seed=3))
 
 
 @every_drawing
@@ -321,13 +297,10 @@ def test_backward_goes_over_what_forward_has_drawn(device, name):
         torch.testing.assert_close((dx * x).sum(), y.square().sum())
 
 
-# What is saved for the backward pass
-
-
 SAVED = {
-    "spmm": lambda g, x, a: spmm(g, x, a[:, 0]),
-    "sampled": lambda g, x, a: sampled_aggregate(g, x, 3, a[:, 0], strategy="random"),
-    "maxk": lambda g, x, a: maxk_aggregate(g, x, 7, a[:, 0]),
+    "spmm": lambda g, x, a: autograd.spmm(g, x, a[:, 0]),
+    "sampled": lambda g, x, a: autograd.sampled_aggregate(g, x, 3, a[:, 0], strategy="random"),
+    "maxk": lambda g, x, a: autograd.maxk_aggregate(g, x, 7, a[:, 0]),
 }
 
 
@@ -352,7 +325,7 @@ def test_only_what_gradients_of_messages_read_is_saved():
     graph = make_graph(9, 6, 40)
     x, w = tensors("cpu", (6, 4), (graph.nnz, 4))
     for message, kept in (("mul", True), ("add", False), ("relu_add", True), ("copy_edge", False)):
-        y = message_aggregate(graph, x, w, message=message)
+        y = autograd.message_aggregate(graph, x, w, message=message)
         assert all((one is not None) == kept for one in y.grad_fn.saved_tensors)
 
 
@@ -364,9 +337,6 @@ def test_attention_saves_no_tensor_of_the_size_of_the_entries(kind):
     assert all(one is None or one.numel() <= 9 * 2 * 4 for one in saved)
 
 
-# Attention
-
-
 def test_a_layer_by_compiled_loops_is_the_sum_of_its_parts(monkeypatch):
     """By those of NumPy in ``tests/laws``."""
     monkeypatch.setattr(small, "MOST_OF_ATTENTION", -1)
@@ -375,7 +345,7 @@ def test_a_layer_by_compiled_loops_is_the_sum_of_its_parts(monkeypatch):
         shapes = (30, *heads, feat), (*heads, feat), (*heads, feat), (graph.nnz, *heads)
         *given, grad = tensors("cpu", *shapes, (30, *heads), (30, *heads, feat), dtype=dtype)
         options = {"dropout": 0.3, "seed": SEED, "self_loops": True}
-        y = gat_of_vectors(graph, *given, **options)
+        y = autograd.gat_of_vectors(graph, *given, **options)
         found = torch.autograd.grad(y, given, grad.detach())
         h, source, target, edges, own = exact = host(given)
         scores = [(h * one).sum(-1) for one in (source, target)]
@@ -407,10 +377,10 @@ def test_scores_may_be_float32_beside_two_bytes(device, dtype):
 def test_a_tensor_may_be_given_for_all(device):
     graph = make_graph(9, 9, 40, device=device)
     (x,) = tensors(device, (9, 4))
-    assert gradcheck(lambda x: dot_aggregate(graph, x, x, x), x)
-    assert gradcheck(lambda x: dot_aggregate(graph, x, x), x)
-    assert gradcheck(lambda x: gatv2_aggregate(graph, x, x, x[0]), x)
-    assert gradcheck(lambda x: gat_aggregate(graph, x, x[:, 0], x[:, 0]), x)
+    assert gradcheck(lambda x: autograd.dot_aggregate(graph, x, x, x), x)
+    assert gradcheck(lambda x: autograd.dot_aggregate(graph, x, x), x)
+    assert gradcheck(lambda x: autograd.gatv2_aggregate(graph, x, x, x[0]), x)
+    assert gradcheck(lambda x: autograd.gat_aggregate(graph, x, x[:, 0], x[:, 0]), x)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -466,7 +436,7 @@ def test_no_features_and_no_heads(device, loops):
 def test_one_head_may_have_an_axis_or_none(device):
     graph = make_graph(9, 6, 40, device=device)
     h, el, er, edges = tensors(device, (6, 4), (6,), (9,), (graph.nnz,))
-    expected = gat_aggregate(graph, h, el, er, edges)
+    expected = autograd.gat_aggregate(graph, h, el, er, edges)
     wanted = torch.autograd.grad(expected.square().sum(), (h, el, er, edges))
     for flat, one in itertools.product((False, True), repeat=2):
         given = [
@@ -474,7 +444,7 @@ def test_one_head_may_have_an_axis_or_none(device):
             for value, there in zip((h, el, er, edges), (flat, one, not one, one), strict=True)
         ]
         given = [one.detach().requires_grad_() for one in given]
-        y = gat_aggregate(graph, *given)
+        y = autograd.gat_aggregate(graph, *given)
         assert torch.equal(y.reshape(9, 4), expected)
         found = torch.autograd.grad(y.square().sum(), given)
         for mine, theirs, value in zip(found, wanted, given, strict=True):
@@ -485,9 +455,9 @@ def test_one_head_may_have_an_axis_or_none(device):
 @pytest.mark.parametrize(("kind", "op"), [("gat", "GAT"), ("gatv2", "ATTEND"), ("dot", "ATTEND")])
 def test_a_result_that_is_computed_again_is_rounded_as_before(monkeypatch, kind, op):
     """Torch allows bfloat16 between forward and backward: both passes of the op are exact."""
-    forward, allowed = getattr(attention, f"{op}_WITH_STATISTICS"), []
+    forward, allowed = getattr(autograd.attention, f"{op}_WITH_STATISTICS"), []
     monkeypatch.setattr(
-        *(attention, f"{op}_WITH_STATISTICS"),
+        *(autograd.attention, f"{op}_WITH_STATISTICS"),
         lambda *args: allowed.append(bf16_is_allowed()) or forward(*args),
     )
     graph = make_graph(9, 6, 40, device="cpu")

@@ -43,9 +43,6 @@ def check(graph, w, *, self_loops):
     return normalised, values
 
 
-# Values
-
-
 @LOOPS
 @pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("dtype", [None, *DTYPES], ids=str)
@@ -64,9 +61,6 @@ def test_it_is_the_operation_on_arrays(device, dtype, index_dtype, self_loops):
             check(own, 2 * w, self_loops=self_loops)  # which go before its own
 
 
-# Gradients
-
-
 def composed(graph, w):
     """Without loops, of the functions that the errors name."""
     degree = spmm(graph, w.new_ones(graph.n_cols, 1), w)
@@ -82,9 +76,6 @@ def test_the_functions_that_errors_name_do_the_same_and_have_second_derivatives(
     first = [torch.autograd.grad(one.sin().sum(), w, create_graph=True)[0] for one in both]
     torch.testing.assert_close(*first)
     assert torch.autograd.grad(first[1].square().sum(), w)[0].any()
-
-
-# The graph with the loops
 
 
 def test_the_graph_with_loops_is_made_once(device):
@@ -120,9 +111,6 @@ def test_nothing_keeps_a_graph_alive_or_the_values_of_a_call(device):
         assert all(one() is None for one in alive)
     finally:
         gc.enable()
-
-
-# Tracers and autocast
 
 
 @TRACED

@@ -22,14 +22,7 @@ from sparsefmt.autograd.engine import tiles as _tiles  # noqa: E402
 from sparsefmt.autograd.engine.memory import TorchMemory  # noqa: E402
 from sparsefmt.autograd.tensors import prepare as structure  # noqa: E402
 from sparsefmt.ops.engine import jit  # noqa: E402
-from sparsefmt.ops.engine.structure import (  # noqa: E402
-    Structure,
-    _at,
-    all_tiles,
-    built_at,
-    built_for,
-    place_of,
-)
+from sparsefmt.ops.engine.structure import Structure, _at, all_tiles, built_at, built_for, place_of  # noqa: E402
 from sparsefmt.ops.tiles import cuda as tiles_cuda  # noqa: E402
 from sparsefmt.ops.tiles import cuda_edges as tiles_cuda_edges  # noqa: E402
 from sparsefmt.ops.tiles import kernels, operands  # noqa: E402
@@ -72,9 +65,6 @@ def dense_windows(n_rows=ROWS, n_cols=COLS, *, device="cpu", index_dtype=np.int3
 
 def longest(graph) -> int:
     return int(max(graph.csr.lengths.max(), graph.transposed.csr.lengths.max()))
-
-
-# What prepare takes
 
 
 @pytest.mark.parametrize(
@@ -522,9 +512,6 @@ def test_sides_on_the_same_arrays_share_their_tiles_and_the_last_one_takes_them_
     gc.collect()
     assert not all_tiles
     assert built_at(S) is None
-
-
-# On a GPU
 
 
 def assert_within(found, exact, size, *, terms, dtype, unit=UNIT):

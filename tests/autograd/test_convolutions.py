@@ -12,7 +12,6 @@ from sparsefmt.autograd import own_parts  # noqa: E402
 from sparsefmt.interop.pyg import from_edge_index  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 LAYERS = {
     "gcn": lambda a, b: nn.GCNConv(a, b),
     "gcn without bias": lambda a, b: nn.GCNConv(a, b, bias=False),
@@ -91,7 +90,6 @@ def case(name, widths, device, dtype=torch.float64):
     return layer, torch.randn(60, widths[0], dtype=dtype, device=device, requires_grad=True)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("widths", WIDTHS)
 @pytest.mark.parametrize("name", LAYERS)
@@ -105,7 +103,6 @@ def test_one_node_gives_what_steps_give(by_steps, name, widths, weighted, device
     assert_alike(everything(layer, bare, graph), by_steps(everything, layer, bare, graph))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("widths", [(12, 5), (4, 16)])
 @pytest.mark.parametrize("name", LAYERS)
 def test_gradients_of_one_node_have_gradients(by_steps, name, widths, device):
@@ -115,7 +112,6 @@ def test_gradients_of_one_node_have_gradients(by_steps, name, widths, device):
     assert_alike(found, by_steps(lambda: everything(layer, x, graph, again=True)))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", LAYERS)
 def test_frozen_parameters_get_no_gradient(by_steps, name, device):
     for frozen in range(len(list(case(name, (12, 5), device)[0].parameters()))):
@@ -147,7 +143,6 @@ def test_one_node_is_as_right_as_steps_in_narrow_dtypes(by_steps, kind, name, dt
         assert (mine.double() - one).norm() <= allowed
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_own_features_that_add_nothing_are_not_read(device):
     layer, x = case("gcn", (4, 4), device)
     graph = graph_of(device)  # vertex 1 stores a loop: none is added
@@ -161,7 +156,6 @@ def test_own_features_that_add_nothing_are_not_read(device):
     assert y[rows].isfinite().all()
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("frozen", [(), ("att_src", "att_dst", "bias")], ids=str)
 def test_second_gradients_of_attention_are_refused(frozen, heads, device):
@@ -175,7 +169,6 @@ def test_second_gradients_of_attention_are_refused(frozen, heads, device):
         torch.autograd.grad(dx.square().sum(), layer.lin.weight)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_parameters_of_another_shape_are_refused(device):
     graph, x = graph_of(device), torch.randn(60, 8, dtype=torch.float64, device=device)
     layer = nn.GCNConv(8, 4).double().to(device)
@@ -188,7 +181,6 @@ def test_parameters_of_another_shape_are_refused(device):
         gin(x, graph)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_each_vertex_may_have_an_eps_of_its_own(device):
     layer, x = nn.GINConv(torch.nn.Identity()).double().to(device), case("gin", (8, 8), device)[1]
     eps = layer.eps.detach().clone()

@@ -1,8 +1,5 @@
 """``ops.explain`` of the functions of a graph and tensors."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -10,6 +7,7 @@ torch = pytest.importorskip("torch")
 
 from autograd_cases import make_graph  # noqa: E402
 from laws.calls import Ops  # noqa: E402
+from op_cases import run_apart  # noqa: E402
 
 from sparsefmt import autograd, ops  # noqa: E402
 from sparsefmt.errors import DtypeError, ShapeError, UnsupportedError  # noqa: E402
@@ -113,5 +111,5 @@ def test_torch_is_loaded_when_a_function_is_asked_for():
         "explain._function_of_graphs('spmm')\n"
         "assert 'torch' in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = run_apart(code)
     assert done.returncode == 0, done.stderr

@@ -19,16 +19,14 @@ from op_cases import (
     poisoned,
     put,
     quick_oracle,
+    rounded,
     rows_of,
 )
 
 import sparsefmt
 from sparsefmt import ShapeError, ops
 from sparsefmt.ops.cbsr import cuda_sspmm as cbsr_cuda_sspmm
-from sparsefmt.ops.cbsr.oracle import (
-    sspmm_bound,
-    sspmm_oracle,
-)
+from sparsefmt.ops.cbsr.oracle import sspmm_bound, sspmm_oracle
 from sparsefmt.ops.cbsr.windows import WindowSizes
 from sparsefmt.reorder import Order, degree_order
 from sparsefmt.testing import assert_close, csr, error_bound, spmm_oracle, value_dtypes
@@ -108,9 +106,6 @@ def test_only_the_places_of_the_features_are_read(xp):
     assert first == second
 
 
-# Values that spread where they should not
-
-
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=name_of)
 def test_half_precision_sums_in_float32(xp, dtype):
     """4096 ones: adding in float16 or bfloat16 stops at 2048 or 256."""
@@ -120,9 +115,6 @@ def test_half_precision_sums_in_float32(xp, dtype):
     assert float(ops.sspmm(A, xp.ones((1, 5), dtype), S).data[0, 0]) == 4096
     wide = xp.ones((1, 4096), dtype)
     assert float(ops.sddmm(A, wide, ops.maxk(wide, 4096))[17]) == 4096
-
-
-# Laws
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
@@ -169,3 +161,47 @@ def test_an_order_of_other_vertices_is_refused():
     args = A, features(60, 8, F32), balanced(45, 8, 3, F32)
     with pytest.raises(ShapeError, match="order is of 45 vertices but there"):
         ops.sspmm(*args, order=Order(np.arange(45)))
+
+
+#: By windows, and by panels.
+KERNELS = {False: "sspmm_csr_windows_rounded", True: "sspmm_csr_panels_rounded"}
+
+
+def check_rounded(A, S):
+    """Exactly the product of rounded rows, up to float32's own rounding."""
+    import cupy
+
+    dY = features(A.n_rows, S.n_cols, F32, seed=8)
+    expected, bound = (f(A, rounded(dY), S) for f in (sspmm_oracle, sspmm_bound))
+    B, G, R = (put(cupy, one) for one in (A, dY, S))
+    for deterministic, name in KERNELS.items():
+        options = {"precision": "bf16", "deterministic": deterministic}
+        assert ops.explain("sspmm", B, G, R, **options).chosen.name == name
+        assert_close(ops.sspmm(B, G, R, **options).data, expected, bound=bound)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("rounds_always")
+@pytest.mark.parametrize(("feat", "k"), [*SIZES, (200, 64)])
+def test_every_width_is_rounded(feat, k):
+    A = matrix("power law", F32, np.int32).tocsr()
+    check_rounded(A, balanced(A.n_cols, feat, k, F32))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("rounds_always")
+@pytest.mark.parametrize("sizes", [WindowSizes(1, 1, 8), WindowSizes(8, 3, 100)], ids=str)
+def test_windows_of_any_size_are_rounded(monkeypatch, sizes):
+    monkeypatch.setattr(cbsr_cuda_sspmm, "window_sizes", lambda *_, **__: sizes)
+    A = rows_of(np.arange(60), 40, F32, np.int32)
+    check_rounded(A, balanced(A.n_cols, 72, 8, F32))
+
+
+def test_windows_of_rounded_rows_are_taller():
+    device = cbsr_cuda_sspmm.Chip(227 * 2**10, 228 * 2**10, 50 * 2**20)
+    exact, near = (
+        cbsr_cuda_sspmm.window_sizes((200_000,) * 2, 10**8, size, 256, 32, device, ordered=False)
+        for size in (4, 2)
+    )
+    assert (exact.height, near.height) == (128, 256)
+    assert exact.parts == near.parts

@@ -61,38 +61,31 @@ def _special(rng, shape, dtype):
     return np.where(rng.random(shape) < rng.random((shape[0], 1)), rng.choice(values, shape), X)
 
 
-def _spread(rng, shape, dtype):
-    with np.errstate(over="ignore"):
-        return (rng.choice([-1, 1], shape) * np.exp(9 * rng.standard_normal(shape))).astype(dtype)
-
-
 #: Rows that a search goes wrong on.
 KINDS = {
-    "normal": lambda rng, shape, dtype: rng.standard_normal(shape).astype(dtype),
-    "rectified": lambda rng, shape, dtype: np.maximum(rng.standard_normal(shape), 0).astype(dtype),
-    "ties": lambda rng, shape, dtype: rng.integers(-2, 3, shape).astype(dtype),
-    "all equal": lambda rng, shape, dtype: np.full(shape, -1.5, dtype),
-    "zeros": lambda rng, shape, dtype: rng.choice([0.0, -0.0], shape).astype(dtype),
-    "not finite": lambda rng, shape, dtype: rng.choice([np.nan, np.inf, -np.inf], shape).astype(
-        dtype
-    ),
+    "normal": lambda rng, shape, dtype: rng.standard_normal(shape),
+    "rectified": lambda rng, shape, dtype: np.maximum(rng.standard_normal(shape), 0),
+    "ties": lambda rng, shape, dtype: rng.integers(-2, 3, shape),
+    "all equal": lambda rng, shape, dtype: np.full(shape, -1.5),
+    "zeros": lambda rng, shape, dtype: rng.choice([0.0, -0.0], shape),
+    "not finite": lambda rng, shape, dtype: rng.choice([np.nan, np.inf, -np.inf], shape),
     "one large": lambda rng, shape, dtype: np.where(
         np.arange(shape[1]) == shape[1] // 2, 3e4, rng.standard_normal(shape)
-    ).astype(dtype),
-    "ascending": lambda rng, shape, dtype: np.tile(np.arange(shape[1]), (shape[0], 1)).astype(
-        dtype
     ),
+    "ascending": lambda rng, shape, dtype: np.tile(np.arange(shape[1]), (shape[0], 1)),
     "any bits": _anywhere,
     "neighbours": _neighbours,
     "subnormal": _subnormal,
     "special": _special,
-    "spread": _spread,
+    "spread": lambda rng, shape, dtype: (
+        rng.choice([-1, 1], shape) * np.exp(9 * rng.standard_normal(shape))
+    ),
 }
 
 
 def rows(kind, n_rows, feat, dtype, *, seed=0):
     with np.errstate(invalid="ignore", over="ignore"):
-        return KINDS[kind](np.random.default_rng(seed), (n_rows, feat), dtype)
+        return KINDS[kind](np.random.default_rng(seed), (n_rows, feat), dtype).astype(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)

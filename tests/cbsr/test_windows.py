@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from op_cases import put
+from op_cases import host, put
 
 from sparsefmt import CSR
 from sparsefmt.ops.cbsr.cuda_sspmm import Chip, threads_of_block, window_sizes
@@ -25,10 +25,6 @@ from sparsefmt.testing import csr
 
 SIZES = st.builds(WindowSizes, st.integers(1, MOST_ROWS), st.integers(1, 7), st.integers(1, 9))
 H200 = Chip(227 * 2**10, 228 * 2**10, 50 * 2**20)
-
-
-def host(array):
-    return array.get() if hasattr(array, "get") else array
 
 
 @given(data=st.data())

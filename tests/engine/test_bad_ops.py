@@ -2,13 +2,11 @@
 
 import importlib.util
 import os
-import subprocess
-import sys
 import warnings
 
 import numpy as np
 import pytest
-from op_cases import DTYPES, features, matrix, name_of, put
+from op_cases import DTYPES, features, matrix, name_of, put, run_apart
 
 import sparsefmt
 from sparsefmt import DtypeError, FormatError, ShapeError, UnsupportedError, ops
@@ -181,12 +179,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_a_fork_of_a_process_with_a_pool_is_refused(pool, status):
     if importlib.util.find_spec("numba.np.ufunc.omppool") is None:
         pytest.skip("this numba has no OpenMP pool, whose threads do not survive a fork")
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS, pool],
-        env={**os.environ, "NUMBA_THREADING_LAYER": "omp"},
-        capture_output=True,
-        text=True,
-    )
+    done = run_apart(FORKS, pool, NUMBA_THREADING_LAYER="omp")
     assert done.stdout.split() == [str(status)], done.stderr
 
 

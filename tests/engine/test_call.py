@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from sparsefmt.errors import UnsupportedError
+from sparsefmt.ops.engine import build, table
 from sparsefmt.ops.engine import call as engine
-from sparsefmt.ops.engine import table
 from sparsefmt.ops.engine.call import Launcher, Prepared, Result, call, launcher
 from sparsefmt.ops.engine.explain import explaining
 from sparsefmt.ops.engine.memory import CupyMemory, Scalar, register_memory
-from sparsefmt.ops.engine.structure import Structure
+from sparsefmt.ops.engine.structure import MAX_SHARED, Sizes, Structure
 from sparsefmt.ops.engine.table import Kernel, Op
 
 
@@ -245,13 +245,8 @@ def test_calls_that_a_kernel_would_see_apart_are_cases_apart(library, monkeypatc
 
     x = array(4, 6)
     others = array(4, 5), array(4, 2, 3), array(4, 3, 2), array(24), array(4, 6, dtype="float64")
-    lying = (
-        array(4, 12)[:, ::2],
-        array(4, 8)[:, :6],
-        array(4, 8),
-        array(4, 6, at=4),
-        array(4, 6, at=8),
-    )
+    lying = [array(4, 12)[:, ::2], array(4, 8)[:, :6], array(4, 8)]
+    lying += [array(4, 6, at=place) for place in (4, 8)]
     options = (None, "mean"), (x, "sum"), (0.5, "sum")
     cases = [case(a, None, "sum") for a in (x, *others, *lying)]
     cases += [case(x, *args) for args in options] + [case(x, None, "sum", names=("out",))]
@@ -275,3 +270,84 @@ def test_a_transpose_that_is_cut_otherwise_is_another_case():
         assert args[0] is T
         cases.append(case)
     assert len(set(cases)) == 3
+
+
+def test_a_case_is_prepared_once_for_each_structure_and_question():
+    asked = []
+
+    def first(S, *case):
+        asked.append((S, *case))
+        return len(asked)
+
+    def second(S, *case):
+        return "another question"
+
+    S, T = structure(), structure(nnz=2)
+    assert [S.prepared(first, "float32", 64) for _ in range(3)] == [1] * 3
+    assert S.prepared(first, "float32", 128) == 2
+    assert T.prepared(first, "float32", 64) == 3
+    assert S.prepared(second, "float32", 64) == "another question"
+    assert asked == [(S, "float32", 64), (S, "float32", 128), (T, "float32", 64)]
+
+
+def test_structures_of_about_one_size_share_what_depends_on_neither_size_nor_place():
+    S, T, large, alone = structure(), structure(nnz=2, indptr=4096), structure(nnz=99), structure()
+    S.shared = T.shared = large.shared = {}
+    of_S, of_T, of_large, of_alone = (
+        one.cases_of("spmm", lambda at: at.nnz > 9) for one in (S, T, large, alone)
+    )
+    assert of_S is of_T is S.cases["spmm"]
+    assert not any(
+        other is of_S for other in (of_large, of_alone, S.cases_of("sddmm", lambda _: 0))
+    )
+    asked = []
+
+    def question(at, feat):
+        asked.append(at)
+        return feat
+
+    for one in (S, T, S):
+        one.prepared(question, 64)
+    assert asked == [S, T]  # each by itself
+
+
+def test_structures_laid_out_alike_share_wherever_they_lie(monkeypatch):
+    monkeypatch.setattr(build, "multiprocessors", lambda device: 2)
+    lay_out = build.layout.__wrapped__  # none of these devices' layouts is to be remembered
+    here, there = (lay_out(1000, 1000, 8192, "int64", device) for device in (0, 1))
+    sizes = Sizes(1000, 1000, 8000, "int64"), Sizes(999, 999, 7999, "int64")
+    S, T = (build.structure_in(here, 4096 * k, sizes[k], None) for k in (0, 1))
+    uncut = build.structure_in(here, 0, sizes[0], None, cuts=False)
+    other = build.structure_in(there, 0, sizes[0], None)
+    found = [id(one.cases_of("spmm", lambda _: ())) for one in (S, T, uncut, other, S)]
+    assert found[0] == found[1] == found[4]
+    assert len({*found}) == 3  # another GPU has kernels of its own
+    assert S.n_cuts
+    assert not uncut.n_cuts
+
+
+def test_what_was_prepared_is_no_part_of_a_structure():
+    S, T = structure(), structure()
+    S.prepared(lambda *_: "prepared")
+    assert S == T
+    assert hash(S) == hash(T)
+    assert repr(S) == repr(T)
+
+
+def test_structures_alike_of_sizes_without_end_do_not_all_keep_what_was_prepared():
+    shared = {}
+    for n in range(3 * MAX_SHARED):
+        S = structure(n_rows=n)
+        S.shared = shared
+        S.cases_of("gat", lambda S: S.n_rows)["case"] = n
+        assert S.cases == {"gat": {"case": n}}
+        assert len(shared) <= MAX_SHARED
+
+
+def test_there_is_room_for_a_few_more():
+    counts = np.arange(5000)
+    rooms = np.array([build.room_for(int(count)) for count in counts])
+    assert (rooms[:17] == counts[:17]).all()
+    assert (rooms >= counts).all()
+    assert (rooms <= 1.125 * counts).all()
+    assert len(set(rooms[1024:2048])) == 9

@@ -1,8 +1,5 @@
 """Small work on the CPU, by NumPy's and SciPy's loops, against loops over entries in float64."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +19,7 @@ from op_cases import (
     name_of,
     put,
     rows_of,
+    run_apart,
 )
 
 import sparsefmt
@@ -158,12 +156,7 @@ for kind in (nn.GCNConv, nn.SAGEConv, nn.GATConv):
 def test_a_small_step_of_training_compiles_nothing(tmp_path):
     pytest.importorskip("torch")
     place = str(Path(sparsefmt.__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, "-c", STEPS],
-        env=os.environ | {"PYTHONPATH": place, "NUMBA_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
+    done = run_apart(STEPS, PYTHONPATH=place, NUMBA_CACHE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["GCNConv", "SAGEConv", "GATConv"]
     assert not any(tmp_path.iterdir())

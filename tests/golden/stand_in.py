@@ -79,11 +79,8 @@ def _install_torch() -> None:
     for owner, names in ((torch, "zeros ones full arange tensor"), (tensor, "new_zeros new_full")):
         for name in names.split():
             setattr(owner, name, _on_cpu(getattr(owner, name)))
-    torch.empty, torch.empty_like, tensor.new_empty = (
-        torch.zeros,
-        torch.zeros_like,
-        tensor.new_zeros,
-    )
+    torch.empty, torch.empty_like = torch.zeros, torch.zeros_like
+    tensor.new_empty = tensor.new_zeros
     impl = torch.library.Library.impl
 
     def register(library: Any, name: str, function: Any, key: str = "", **options: Any) -> None:

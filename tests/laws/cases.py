@@ -206,10 +206,6 @@ def combinations(A, left, right, op):
     return [exact], [2 * precision_of(left.dtype)[0] * size + 1e-7 * (left.dtype.itemsize == 2)]
 
 
-def gradients_of_kept(A, S, dY, **options):
-    return cbsr.sspmm_oracle(A, dY, S, **options), cbsr.sspmm_bound(A, dY, S, **options)
-
-
 def _spmm_arg(A, X, grad, *, reduce):
     """Run the maximum, its places and both gradients."""
     Y, places = ops.spmm_arg(A, X, reduce=reduce)

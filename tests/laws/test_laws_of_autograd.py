@@ -11,16 +11,7 @@ torch = pytest.importorskip("torch")
 
 from attention_cases import assert_near as near_largest  # noqa: E402
 from autograd_cases import DTYPES  # noqa: E402
-from laws.calls import (  # noqa: E402
-    CALLS,
-    NO_OPERATIONS,
-    SHAPES,
-    Ops,
-    assert_same,
-    every_call,
-    graph_of,
-    ramp,
-)
+from laws.calls import CALLS, NO_OPERATIONS, SHAPES, Ops, assert_same, every_call, graph_of, ramp  # noqa: E402
 from torch.autograd import forward_ad, gradcheck, gradgradcheck  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 

@@ -18,17 +18,7 @@ from laws.checks import (
     guarded_memory,
     placed,
 )
-from op_cases import (
-    DTYPES,
-    FORMATS,
-    KINDS,
-    LONG_ROWS,
-    ROW_LENGTHS,
-    intact,
-    moved,
-    name_of,
-    put,
-)
+from op_cases import DTYPES, FORMATS, KINDS, LONG_ROWS, ROW_LENGTHS, intact, moved, name_of, put
 
 from sparsefmt import CSR, ops
 from sparsefmt.errors import DeviceError, FormatError
@@ -58,9 +48,6 @@ every_dtype = pytest.mark.parametrize("dtype", ALL_DTYPES, ids=name_of)
 def repeated(case):
     """Return options with which results repeat."""
     return {"deterministic": True} if case.function is ops.sspmm else {}
-
-
-# Which cases there are
 
 
 def test_every_row_has_a_case():
@@ -94,9 +81,6 @@ def test_a_case_runs_its_rows(xp, case):
     finally:
         question.reset(token)
     assert listener.rows >= set(case.rows or (case.name,))
-
-
-# Against the oracle
 
 
 @pytest.mark.where(lambda case, feat: feat >= K or not case.balanced)  # MaxK keeps one or more
@@ -255,9 +239,6 @@ def test_factors_and_scores_may_be_float32_beside_two_bytes(xp, case, dtype):
         check(xp, case, A, dict(sorted(args.items(), key=lambda one: one[0] in wide)))
 
 
-# Memory
-
-
 @pytest.mark.covering("feat", "case", one_in=2)
 @pytest.mark.parametrize("feat", [7, 32])
 @every_dtype
@@ -349,9 +330,6 @@ def test_out_may_overlap_no_input(xp, case):
             case.run(B, args if name == "A" else {**args, name: inside}, out=out)
 
 
-# Algebra
-
-
 @pytest.mark.parametrize(
     ("case", "name"),
     [pytest.param(c, n, id=f"{c}-{n}") for c in CASES if c.oracle for n in c.linear],
@@ -402,9 +380,6 @@ def test_a_transpose_that_is_there_already_changes_nothing(xp, case):
         assert all_equal(xp, case.run(A, args), again)
     elif xp is np:
         assert_close(case.run(A, args)[0], again[0], bound=np.full(again[0].shape, 1e-5))
-
-
-# Repetition, threads, streams, devices
 
 
 @pytest.mark.where(lambda case, xp: xp == "numpy" or not case.atomics)

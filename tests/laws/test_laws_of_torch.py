@@ -55,9 +55,6 @@ def forget_what_was_compiled():
     torch._dynamo.reset()
 
 
-# Library ops
-
-
 @cache
 def recorded(device, index_dtype):
     """Return of each library op the different calls that steps of functions make of it."""
@@ -122,9 +119,6 @@ def is_floating(value):
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-# Functions under autocast, tracers and compilers
-
-
 @every_call
 def test_autocast_narrows_results_and_leaves_gradients_as_they_are(device, call):
     graph = graph_of(call, 30, 20, 200, device=device)
@@ -132,10 +126,7 @@ def test_autocast_narrows_results_and_leaves_gradients_as_they_are(device, call)
     double = call.arguments(graph, device=device, feat=8)
     with torch.autocast(device, dtype=torch.bfloat16):
         y, z = call.run(graph, args), call.run(graph, double)
-    assert (y.dtype, z.dtype) == (
-        torch.bfloat16 if call.narrow else torch.float32,
-        torch.float64,
-    )
+    assert (y.dtype, z.dtype) == (torch.bfloat16 if call.narrow else torch.float32, torch.float64)
     assert_same([z], [call.run(graph, double)], rtol=0, atol=0)
     torch.testing.assert_close(y.double(), z, rtol=0.05, atol=0.05 * float(z.detach().abs().max()))
     results = torch.autograd.grad(y.float().square().sum(), call.wanted(args))
@@ -216,8 +207,6 @@ def test_it_compiles_with_inductor(name):
     compiled = torch.compile(function, fullgraph=True)
     assert_same([compiled(*args.values())], [function(*args.values())])
 
-
-# Refusals
 
 MEND = "use torch.autograd.grad"
 

@@ -11,6 +11,7 @@ from op_cases import (
     ROW_LENGTHS,
     far_apart,
     features,
+    host,
     long_rows,
     matrix,
     name_of,
@@ -21,10 +22,6 @@ from op_cases import (
 import sparsefmt
 from sparsefmt import ops
 from sparsefmt.testing import assert_close, error_bound, spmm_oracle, stored_entries
-
-
-def host(a):
-    return a.get() if hasattr(a, "get") else a
 
 
 def check_winners(xp, A, X, reduce, **scales):
@@ -68,9 +65,6 @@ def test_nan_wins_and_infinities_compare(xp, reduce, dtype):
     X[np.random.default_rng(2).random(X.shape) < 0.2] = -np.inf
     check(xp, NAMED[f"spmm {reduce}"], A, {"X": X})
     check_winners(xp, A, X, reduce)
-
-
-# Who won
 
 
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)

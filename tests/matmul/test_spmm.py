@@ -1,18 +1,20 @@
 """SpMM by sum against a loop over stored entries in float64, on NumPy and on CuPy."""
 
-import os
-import subprocess
-import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from laws.cases import NAMED
+from laws.checks import check
 from op_cases import (
     DTYPES,
     FORMATS,
     INDEX_DTYPES,
     LONG_ROWS,
+    REDUCTIONS,
     ROW_LENGTHS,
     features,
+    in_data_order,
     intact,
     matrix,
     name_of,
@@ -20,10 +22,13 @@ from op_cases import (
     put,
     quick_oracle,
     rows_of,
+    run_apart,
 )
 
 import sparsefmt
 from sparsefmt import ops
+from sparsefmt.errors import ShapeError, UnsupportedError
+from sparsefmt.formats.oracle import float64
 from sparsefmt.ops.matmul import cuda as matmul_cuda
 from sparsefmt.testing import assert_close, error_bound, spmm_oracle
 
@@ -53,9 +58,6 @@ def test_wide_slices(monkeypatch, weighted, dtype, width, reduce):
 def test_sparse_features_times_a_dense_weight(xp, dtype):
     S, X = ops.maxk(features(30, 50, dtype), 7), features(50, 12, dtype)
     assert_close(put(xp, S) @ put(xp, X), spmm_oracle(S, X), bound=error_bound(S, X))
-
-
-# Values that spread where they should not
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -112,17 +114,8 @@ def test_threads_may_multiply_at_once():
         "for thread in threads: thread.join()\n"
         "print(len(right), all(right))\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "NUMBA_THREADING_LAYER": "workqueue", "NUMBA_NUM_THREADS": "2"},
-        check=False,
-    )
+    run = run_apart(code, NUMBA_THREADING_LAYER="workqueue", NUMBA_NUM_THREADS="2")
     assert run.stdout.split() == ["800", "True"], run.stderr
-
-
-# What explain says
 
 
 def test_explain_names_the_kernel_and_why_not_the_others():
@@ -164,9 +157,6 @@ def test_explain_on_a_gpu_says_which_kernel_is_deterministic(dtype):
     assert not found.chosen.deterministic
 
 
-# GPU only
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("debug", ["0", "1"])
 def test_a_fault_inside_a_kernel_names_it_under_debug(debug):
@@ -183,13 +173,7 @@ def test_a_fault_inside_a_kernel_names_it_under_debug(debug):
         "try: cupy.cuda.Device().synchronize()\n"
         "except cupy.cuda.runtime.CUDARuntimeError as e: print('late')\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "SPARSEFMT_DEBUG": debug},
-        check=False,
-    )
+    run = run_apart(code, SPARSEFMT_DEBUG=debug)
     for text in ("refused", "named spmm_csr_balanced"):
         assert (text in run.stdout) == (debug == "1"), run.stdout + run.stderr
 
@@ -209,3 +193,72 @@ def test_out_of_memory_leaves_the_process_working():
     finally:
         pool.set_limit(size=limit)
     assert (big @ cupy.ones((4, 1), np.float32)).shape == (n, 1)
+
+
+@pytest.mark.gpu
+def test_special_values_stay_special_where_products_are_rounded():
+    import cupy
+
+    A = rows_of([1, 1, 1, 1], 4, None, np.int32)
+    X = np.array([[np.inf], [np.nan], [-np.inf], [-0.0]], np.float32)
+    found = matmul_cuda.spmm_rounded(put(cupy, A), cupy.asarray(X)).get()
+    np.testing.assert_array_equal(found, X[A.indices])
+
+
+@pytest.mark.gpu
+def test_a_maximum_is_not_rounded():
+    import cupy
+
+    A, X = put(cupy, rows_of([8] * 30, 30, np.float32, np.int32)), cupy.ones((30, 64), np.float32)
+    found = ops.explain("spmm", A, X, precision="bf16", reduce="max")
+    assert found.chosen.name == "spmm_csr_balanced"
+    assert "a max is one of the features as they are" in str(found)
+
+
+# Several heads: a value of each for every entry, features of each or of all
+
+#: Side by side, not aligned, of few heads and many, none, wider than a sub-warp reads.
+HEADS = [(1, 7), (2, 16), (4, 8), (3, 5), (8, 64), (5, 33), (0, 4), (4, 0), (2, 257)]
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
+def test_every_dtype_and_number_of_heads(xp, dtype, index_dtype, reduce):
+    for case in (NAMED["spmm of heads"], NAMED["spmm of heads scaled"]):
+        A = case.matrix(dtype, index_dtype=index_dtype)
+        for heads, feat in HEADS:
+            each = replace(case, options={"reduce": reduce}).with_heads((heads,))
+            check(xp, each, A, each.arguments(A, dtype, feat=feat))
+
+
+def test_heads_that_share_their_values_are_one_product(xp):
+    """Maxima, tiles and all else of a product are theirs too."""
+    for format in FORMATS:
+        A = put(xp, matrix("power law", np.float32, np.int32)).asformat(format)
+        X = put(xp, features(45, (3, 5), np.float32))
+        for reduce in REDUCTIONS:
+            out, buffer = poisoned(xp, (60, 3, 5), np.float32)
+            assert ops.spmm(A, X, reduce=reduce, out=out) is out
+            flat = ops.spmm(A.tocsr(), X.reshape(45, 15), reduce=reduce)
+            assert bool((out.reshape(60, 15) == flat).all()) or format == "coo"
+            assert intact(xp, buffer)
+
+
+def test_one_value_each_takes_the_place_of_the_matrix_own(xp):
+    for format in FORMATS:
+        A = matrix("power law", np.float32, np.int32).asformat(format)
+        X, values = features(45, 6, np.float32), features(600, (), np.float32, seed=2)
+        found = ops.spmm(put(xp, A), put(xp, X), values=put(xp, values))
+        exact = spmm_oracle(in_data_order(A).with_data(values), X)
+        assert np.allclose(float64(found), exact, atol=1e-5)
+
+
+def test_heads_of_their_own_are_summed_alone():
+    A, X = matrix("power law", np.float32, np.int32).tocsr(), features(45, (3, 4), np.float32)
+    values = features(600, 3, np.float32)
+    for call in (ops.spmm, lambda *a, **k: ops.explain("spmm", *a, **k)):
+        with pytest.raises(UnsupportedError, match="for one head at a time"):
+            call(A, X, values=values, reduce="max")
+        with pytest.raises(ShapeError, match="values has 3 heads but X has 2: give both the same"):
+            call(A, X[:, :2], values=values)

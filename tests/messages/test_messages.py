@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 from laws.cases import NAMED
 from laws.checks import check
-from op_cases import (
-    INDEX_DTYPES,
-    features,
-    matrix,
-    name_of,
-)
+from op_cases import INDEX_DTYPES, features, matrix, name_of
 
 from sparsefmt import ops
 from sparsefmt.errors import DtypeError, FormatError, UnsupportedError

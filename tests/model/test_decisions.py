@@ -83,9 +83,6 @@ def test_a_large_graph_keeps_the_device_busy():
     assert 0 < host < whole
 
 
-# Orders of vertices
-
-
 def test_a_graph_that_caches_hold_stays():
     *_, found = planned(steps=100, mode="model")
     assert not found.ordering.chosen
@@ -236,10 +233,6 @@ def test_tiles_of_the_users_stay(monkeypatch):
     assert has_tiles(graph)
 
 
-# Kernels
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_explaining_runs_the_model_as_planned_and_leaves_no_trace(device):
     found, _, _ = tiled(device)
     assert found.kernels() == ()  # the features are gone

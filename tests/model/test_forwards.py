@@ -89,9 +89,6 @@ def same(planned, plain, x, graph, **more):
     torch.testing.assert_close(found, expected, rtol=near, atol=near)
 
 
-# What a forward asks
-
-
 def logs(self, x, graph, y):
     LOG.warning("%s of %s", tuple(x.shape), graph)
     return 0
@@ -128,10 +125,6 @@ def matches(self, x, graph, y):
     return 0
 
 
-def has_attribute(self, x, graph, y):
-    return hasattr(graph, "csr") and getattr(graph, "no_such", 3) == 3
-
-
 ASKED = {
     "is": lambda self, x, graph, y: graph is self.graph,
     "same features": lambda self, x, graph, y: x is self.x,
@@ -143,7 +136,7 @@ ASKED = {
     "type of a layer": lambda self, x, graph, y: type(self.first) is GCNConv,
     "own forward": lambda self, x, graph, y: "forward" in vars(self.first),
     "getattr": lambda self, x, graph, y: getattr(graph, "no_such_name", 2),
-    "hasattr": has_attribute,
+    "hasattr": lambda self, x, graph, y: hasattr(graph, "csr") and getattr(graph, "no", 3) == 3,
     "match": matches,
     "try": catches,
     "grad mode": lambda self, x, graph, y: torch.is_grad_enabled(),
@@ -363,9 +356,6 @@ def test_a_longer_list_of_maps_is_refused_as_the_layer_refuses_it():
         layer(features(), graph)
 
 
-# Copies
-
-
 def by_hand(layer):
     twin = object.__new__(type(layer))
     twin.__dict__ = {**vars(layer), "_modules": dict(layer._modules)}
@@ -421,9 +411,6 @@ def test_layers_that_models_share_are_planned_for_the_last():
     same(shared, plain, x, graph)
 
 
-# Everybody
-
-
 def test_hooks_hear_what_they_hear_of_the_plain_model():
     """Those for all modules, and those of backward."""
     planned, plain, graph = pair()
@@ -451,9 +438,6 @@ def test_autocast_and_inference_are_those_of_the_plain_model():
     for mode in (torch.autocast("cpu", torch.bfloat16), torch.inference_mode(), torch.no_grad()):
         with mode:
             torch.testing.assert_close(planned(x, graph), plain(x, graph))
-
-
-# What is left alone
 
 
 def draws(self, x, graph, y):

@@ -17,29 +17,11 @@ from torch.nn.utils import prune  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
 import sparsefmt  # noqa: E402
-from sparsefmt import (  # noqa: E402
-    COO,
-    DtypeError,
-    Graph,
-    IndexRangeError,
-    ShapeError,
-    UnsupportedError,
-    optimize,
-)
+from sparsefmt import COO, Graph, optimize  # noqa: E402
+from sparsefmt import nn as ours  # noqa: E402
 from sparsefmt.autograd import spmm  # noqa: E402
+from sparsefmt.errors import DtypeError, IndexRangeError, ShapeError, UnsupportedError  # noqa: E402
 from sparsefmt.model import composition, layers  # noqa: E402
-from sparsefmt.nn import (  # noqa: E402
-    AGNNConv,
-    GATConv,
-    GATv2Conv,
-    GCNConv,
-    GINConv,
-    SAGEConv,
-    SGConv,
-    TAGConv,
-    TransformerConv,
-    replace_layers,
-)
 from sparsefmt.plan import planner  # noqa: E402
 from sparsefmt.plan.rules import text_of  # noqa: E402
 
@@ -52,42 +34,42 @@ def mlp(f_in, f_out):
 
 UPSTREAM = "target_to_source"
 OURS = {
-    "gcn": GCNConv,
-    "sage": SAGEConv,
-    "gin": lambda f_in, f_out: GINConv(mlp(f_in, f_out), eps=0.25),
-    "gin without eps": lambda f_in, f_out: GINConv(mlp(f_in, f_out)),
-    "sg": lambda f_in, f_out: SGConv(f_in, f_out, K=2),
-    "sg without loops": lambda f_in, f_out: SGConv(f_in, f_out, K=2, add_self_loops=False),
-    "tag": lambda f_in, f_out: TAGConv(f_in, f_out, K=2),
-    "gat": GATConv,
-    "gat without loops": lambda f_in, f_out: GATConv(f_in, f_out, add_self_loops=False),
-    "gat of two heads": lambda f_in, f_out: GATConv(f_in, f_out // 2, heads=2),
-    "gat of sums and its own": lambda f_in, f_out: GATConv(f_in, f_out, residual=True),
-    "gat upstream": lambda f_in, f_out: GATConv(f_in, f_out, flow=UPSTREAM),
-    "gat of two maps": lambda f_in, f_out: GATConv((f_in, f_in), f_out),
-    "attention by vectors": GATv2Conv,
-    "attention by products": lambda f_in, f_out: TransformerConv(f_in, f_out, beta=True),
-    "attention by cosines": lambda f_in, f_out: AGNNConv(),
-    "gcn that is improved": lambda f_in, f_out: GCNConv(f_in, f_out, improved=True),
-    "gcn without loops": lambda f_in, f_out: GCNConv(f_in, f_out, add_self_loops=False),
-    "gcn without degrees": lambda f_in, f_out: GCNConv(f_in, f_out, normalize=False),
-    "gcn that is cached": lambda f_in, f_out: GCNConv(f_in, f_out, cached=True),
-    "gcn of maxima": lambda f_in, f_out: GCNConv(f_in, f_out, aggr="max"),
-    "gcn upstream": lambda f_in, f_out: GCNConv(f_in, f_out, flow=UPSTREAM),
-    "sage of sums": lambda f_in, f_out: SAGEConv(f_in, f_out, aggr="sum"),
-    "sage of two": lambda f_in, f_out: SAGEConv(f_in, f_out, aggr=["mean", "max"]),
-    "sage of unit rows": lambda f_in, f_out: SAGEConv(f_in, f_out, normalize=True),
-    "sage without roots": lambda f_in, f_out: SAGEConv(f_in, f_out, root_weight=False),
-    "sage of projections": lambda f_in, f_out: SAGEConv(f_in, f_out, project=True),
-    "sage upstream": lambda f_in, f_out: SAGEConv(f_in, f_out, flow=UPSTREAM),
-    "gin of means": lambda f_in, f_out: GINConv(mlp(f_in, f_out), aggr="mean"),
-    "gin upstream": lambda f_in, f_out: GINConv(mlp(f_in, f_out), flow=UPSTREAM),
-    "sg that is cached": lambda f_in, f_out: SGConv(f_in, f_out, cached=True),
-    "sg upstream": lambda f_in, f_out: SGConv(f_in, f_out, flow=UPSTREAM),
-    "tag without degrees": lambda f_in, f_out: TAGConv(f_in, f_out, normalize=False),
-    "tag of means": lambda f_in, f_out: TAGConv(f_in, f_out, aggr="mean"),
-    "gcn with k": lambda f_in, f_out: GCNConv(f_in, f_out, k=2),
-    "gcn of samples": lambda f_in, f_out: GCNConv(f_in, f_out, sample=2),
+    "gcn": ours.GCNConv,
+    "sage": ours.SAGEConv,
+    "gin": lambda f_in, f_out: ours.GINConv(mlp(f_in, f_out), eps=0.25),
+    "gin without eps": lambda f_in, f_out: ours.GINConv(mlp(f_in, f_out)),
+    "sg": lambda f_in, f_out: ours.SGConv(f_in, f_out, K=2),
+    "sg without loops": lambda f_in, f_out: ours.SGConv(f_in, f_out, K=2, add_self_loops=False),
+    "tag": lambda f_in, f_out: ours.TAGConv(f_in, f_out, K=2),
+    "gat": ours.GATConv,
+    "gat without loops": lambda f_in, f_out: ours.GATConv(f_in, f_out, add_self_loops=False),
+    "gat of two heads": lambda f_in, f_out: ours.GATConv(f_in, f_out // 2, heads=2),
+    "gat of sums and its own": lambda f_in, f_out: ours.GATConv(f_in, f_out, residual=True),
+    "gat upstream": lambda f_in, f_out: ours.GATConv(f_in, f_out, flow=UPSTREAM),
+    "gat of two maps": lambda f_in, f_out: ours.GATConv((f_in, f_in), f_out),
+    "attention by vectors": ours.GATv2Conv,
+    "attention by products": lambda f_in, f_out: ours.TransformerConv(f_in, f_out, beta=True),
+    "attention by cosines": lambda f_in, f_out: ours.AGNNConv(),
+    "gcn that is improved": lambda f_in, f_out: ours.GCNConv(f_in, f_out, improved=True),
+    "gcn without loops": lambda f_in, f_out: ours.GCNConv(f_in, f_out, add_self_loops=False),
+    "gcn without degrees": lambda f_in, f_out: ours.GCNConv(f_in, f_out, normalize=False),
+    "gcn that is cached": lambda f_in, f_out: ours.GCNConv(f_in, f_out, cached=True),
+    "gcn of maxima": lambda f_in, f_out: ours.GCNConv(f_in, f_out, aggr="max"),
+    "gcn upstream": lambda f_in, f_out: ours.GCNConv(f_in, f_out, flow=UPSTREAM),
+    "sage of sums": lambda f_in, f_out: ours.SAGEConv(f_in, f_out, aggr="sum"),
+    "sage of two": lambda f_in, f_out: ours.SAGEConv(f_in, f_out, aggr=["mean", "max"]),
+    "sage of unit rows": lambda f_in, f_out: ours.SAGEConv(f_in, f_out, normalize=True),
+    "sage without roots": lambda f_in, f_out: ours.SAGEConv(f_in, f_out, root_weight=False),
+    "sage of projections": lambda f_in, f_out: ours.SAGEConv(f_in, f_out, project=True),
+    "sage upstream": lambda f_in, f_out: ours.SAGEConv(f_in, f_out, flow=UPSTREAM),
+    "gin of means": lambda f_in, f_out: ours.GINConv(mlp(f_in, f_out), aggr="mean"),
+    "gin upstream": lambda f_in, f_out: ours.GINConv(mlp(f_in, f_out), flow=UPSTREAM),
+    "sg that is cached": lambda f_in, f_out: ours.SGConv(f_in, f_out, cached=True),
+    "sg upstream": lambda f_in, f_out: ours.SGConv(f_in, f_out, flow=UPSTREAM),
+    "tag without degrees": lambda f_in, f_out: ours.TAGConv(f_in, f_out, normalize=False),
+    "tag of means": lambda f_in, f_out: ours.TAGConv(f_in, f_out, aggr="mean"),
+    "gcn with k": lambda f_in, f_out: ours.GCNConv(f_in, f_out, k=2),
+    "gcn of samples": lambda f_in, f_out: ours.GCNConv(f_in, f_out, sample=2),
 }
 #: Those with options that are planned all the same; the others run as they did.
 PLANNED = ("gin without eps", "gat without loops", "sg without loops")
@@ -173,7 +155,7 @@ def test_layers_with_other_options_run_as_they_did(name):
 def test_a_planned_layer_still_takes_what_its_expression_does_not_say():
     """Its weights, and features of two ends, by the layer's own way."""
     graph, x = square(), features(6)
-    layer = GATConv(6, 4).double()
+    layer = ours.GATConv(6, 4).double()
     planned = copy.deepcopy(layer)
     assert optimize(planned, graph).layers
     for args, more in (
@@ -188,8 +170,8 @@ def test_a_planned_layer_still_takes_what_its_expression_does_not_say():
 
 def test_a_layer_without_weights_yet_or_with_edge_features_is_not_planned():
     graph, x = square(), features(6)
-    assert not optimize(GATConv(6, 4, edge_dim=2).double(), graph).layers
-    layer = GATConv(-1, 4).double()
+    assert not optimize(ours.GATConv(6, 4, edge_dim=2).double(), graph).layers
+    layer = ours.GATConv(-1, 4).double()
     optimize(layer, graph)
     first = layer(x, graph)
     assert layer.lin.weight.shape == (4, 6)
@@ -205,12 +187,9 @@ def test_layers_of_pygs_are_left_and_planned_once_they_are_replaced(name):
     assert not found.layers
     assert "runs as it did, since it is PyG's: exchange it by" in found.explain()
     assert_same(results(layer, x, edges), expected)
-    layer = replace_layers(layer).model
+    layer = ours.replace_layers(layer).model
     for _ in every_composition(layer, edges):
         assert_same(results(layer, x, edges), expected)
-
-
-# The model stays the user's
 
 
 class Net(nn.Module):
@@ -218,7 +197,7 @@ class Net(nn.Module):
 
     def __init__(self, f_in=12, hidden=8, f_out=3):
         super().__init__()
-        self.first, self.last = GCNConv(f_in, hidden), SAGEConv(hidden, f_out)
+        self.first, self.last = ours.GCNConv(f_in, hidden), ours.SAGEConv(hidden, f_out)
         self.norm = nn.BatchNorm1d(hidden)
 
     def forward(self, x, graph):
@@ -250,14 +229,14 @@ def test_parameters_buffers_and_names_are_shared():
 
 def test_a_stale_plan_is_never_used():
     """Nor are those of other graphs, dtypes and edge weights, as ``test_forwards`` shows."""
-    layer, x = GCNConv(12, 4).double(), features(12)
+    layer, x = ours.GCNConv(12, 4).double(), features(12)
     optimize(layer, square(), x=x.detach())
     arguments = torch.cat([x, x]), make_graph(2 * N, 2 * N, 300)
     torch.testing.assert_close(layer(*arguments), unplanned(layer)(*arguments))
 
 
 def test_a_wrong_call_is_refused_as_the_layer_refuses_it():
-    layer, graph = GCNConv(12, 4).double(), square()
+    layer, graph = ours.GCNConv(12, 4).double(), square()
     optimize(layer, graph)
     for x in (features(11), features(12, dtype=torch.float32), features(12)[:5]):
         with pytest.raises(sparsefmt.SparseFmtError):
@@ -314,9 +293,6 @@ def test_loops_that_are_added_are_those_that_are_missing():
         assert layers.with_loops(graph, which).csr.toarray().diagonal().tolist() == diagonal
 
 
-# Timing
-
-
 @pytest.fixture
 def timed(monkeypatch):
     """Count the iterations that are timed, in the seconds given, and forget those before."""
@@ -338,7 +314,7 @@ def test_deciding_takes_four_iterations_once_and_no_call_takes_any(timed):
     x, (width, out) = features(6), (6, 8)
     for seed in (0, 0, 0):  # graphs of one structure, at other places
         graph = square(seed=seed)
-        layer = GCNConv(width, out).double()
+        layer = ours.GCNConv(width, out).double()
         plan = optimize(layer, graph)
         assert len(timed.runs) == 4
         found = [c.measured for c in plan.layers[""].candidates if c.measured is not None]
@@ -361,7 +337,7 @@ def test_times_are_those_of_one_graph_and_of_the_code_of_one_class(timed):
     )
     counts = []
     for graph in (ring, ring, permuted):
-        optimize(GCNConv(6, 6), graph)
+        optimize(ours.GCNConv(6, 6), graph)
         counts.append(len(timed.runs))
     assert 0 < counts[0] == counts[1] < counts[2]
     assert {key[-2].rpartition(".")[2] for key in composition._REMEMBERED} == {"GCNConv"}
@@ -370,7 +346,7 @@ def test_times_are_those_of_one_graph_and_of_the_code_of_one_class(timed):
 def test_few_times_are_remembered(timed, monkeypatch):
     monkeypatch.setattr(composition, "MAX_REMEMBERED", 3)
     for width in range(6, 12):
-        optimize(GCNConv(width, width), square())
+        optimize(ours.GCNConv(width, width), square())
     assert len(composition._REMEMBERED) == 3
 
 
@@ -389,7 +365,7 @@ class Model(nn.Module):
 
 def two_layers():
     run = lambda self, x, graph: self.last(self.first(x, graph), graph)  # noqa: E731
-    return Model(run, first=GCNConv(6, 6), last=GCNConv(6, 6))
+    return Model(run, first=ours.GCNConv(6, 6), last=ours.GCNConv(6, 6))
 
 
 @pytest.mark.parametrize("call", [1, 3, 9, 12])
@@ -421,7 +397,7 @@ def test_an_error_leaves_the_model_as_it_was(monkeypatch, call):
 
 def test_what_runs_once_is_shared_after_the_clock_too(timed):
     graph, x = square(), features(6).float()
-    found = optimize(GCNConv(6, 8), graph, x=x, steps=1, mode="measure").layers[""]
+    found = optimize(ours.GCNConv(6, 8), graph, x=x, steps=1, mode="measure").layers[""]
     chosen = found.chosen
     assert chosen.measured + chosen.once <= min(c.measured + c.once for c in found.promoted) / 0.97
     slow = replace(found, candidates=tuple(replace(c, once=c.once * 1e9) for c in found.candidates))
@@ -431,7 +407,7 @@ def test_what_runs_once_is_shared_after_the_clock_too(timed):
 
 def test_nested_inputs_and_layers_called_by_name():
     graph, x = square(), features(6).float()
-    model = Model(lambda self, pair, g: self.conv(pair[0], edge_index=g), conv=GCNConv(6, 6))
+    model = Model(lambda self, pair, g: self.conv(pair[0], edge_index=g), conv=ours.GCNConv(6, 6))
     expected = model([x], graph).detach()
     found = optimize(model, graph, x=([x], graph))
     torch.testing.assert_close(model([x], graph).detach(), expected)
@@ -444,7 +420,7 @@ def test_nested_inputs_and_layers_called_by_name():
 
 def test_an_input_may_be_none():
     graph, x = square(), features(6).float()
-    model = Model(lambda self, x, graph, missing: self.conv(x, graph), conv=GCNConv(6, 6))
+    model = Model(lambda self, x, graph, missing: self.conv(x, graph), conv=ours.GCNConv(6, 6))
     assert optimize(model, graph, x=(x, graph, None)).kernels()
 
 
@@ -460,11 +436,11 @@ def test_a_plan_is_explained_after_the_model_has_changed():
 
 
 def test_measuring_times_all_that_are_promoted_and_a_model_none(timed):
-    found = optimize(GCNConv(6, 8), square(), mode="measure").layers[""]
+    found = optimize(ours.GCNConv(6, 8), square(), mode="measure").layers[""]
     iterations = 2 * len(found.promoted)
     assert len(timed.runs) == iterations
     assert all(c.measured is not None for c in found.promoted)
-    optimize(GCNConv(6, 8), square(seed=2), mode="model")
+    optimize(ours.GCNConv(6, 8), square(seed=2), mode="model")
     assert len(timed.runs) == iterations
 
 
@@ -479,13 +455,13 @@ def test_what_does_not_fit_into_memory_is_not_chosen(monkeypatch):
         return real(run, like)
 
     monkeypatch.setattr(composition, "seconds_of", seconds)
-    found = optimize(GCNConv(6, 8), square(), mode="measure").layers[""]
+    found = optimize(ours.GCNConv(6, 8), square(), mode="measure").layers[""]
     assert sum(c.measured is None for c in found.promoted) == 1
     assert found.chosen.measured is not None
 
 
 def test_graphs_of_about_one_size_are_planned_once(monkeypatch):
-    layer = GCNConv(6, 8).double()
+    layer = ours.GCNConv(6, 8).double()
     optimize(layer, square())
     calls = []
     real = composition.plan
@@ -499,7 +475,7 @@ def test_graphs_of_about_one_size_are_planned_once(monkeypatch):
 
 def test_attention_drops_the_same_weights_in_every_composition():
     graph, x = square(), features(6)
-    layer = GATConv(6, 4, dropout=0.5).double()
+    layer = ours.GATConv(6, 4, dropout=0.5).double()
     torch.manual_seed(4)
     expected = results(copy.deepcopy(layer), x, graph)
     for _ in every_composition(layer, graph):
@@ -514,7 +490,7 @@ def test_a_model_gets_its_edges_as_before():
             x = nn.functional.dropout(h.relu(), 0.5, self.training)
         return x
 
-    model = Model(run, convs=nn.ModuleList([GCNConv(6, 8), TAGConv(8, 3, K=2)])).double()
+    model = Model(run, convs=nn.ModuleList([ours.GCNConv(6, 8), ours.TAGConv(8, 3, K=2)])).double()
     x, edges = features(6), edge_index(square())
     reference = copy.deepcopy(model)
     fixed = x.detach()  # of which kernels are told as long as it lives
@@ -544,7 +520,7 @@ def test_a_sparse_tensor_with_loops_has_pygs_normalisation(kind, weighted, given
     dense.diagonal()[::2] = 0.7
     adjacency = (dense if weighted else (dense != 0).double()).to_sparse_csr()
 
-    conv, x = getattr(sparsefmt.nn, kind)(6, 4), features(6)
+    conv, x = getattr(ours, kind)(6, 4), features(6)
     model = Model(lambda self, x, adj: self.conv(x, adj).relu(), conv=conv).double()
     expected = results(copy.deepcopy(model), x, adjacency)
     if given == "graph":
@@ -559,7 +535,7 @@ def test_a_sparse_tensor_with_loops_has_pygs_normalisation(kind, weighted, given
 
 
 def test_plans_hold_no_graph():
-    for layer in (GCNConv(6, 8), GINConv(nn.Linear(6, 8), eps=0.5), GATConv(6, 8)):
+    for layer in (ours.GCNConv(6, 8), ours.GINConv(nn.Linear(6, 8), eps=0.5), ours.GATConv(6, 8)):
         graph = square()
         optimize(layer, graph)
         layer(features(6, dtype=torch.float32), graph)
@@ -573,7 +549,7 @@ def test_a_graph_keeps_nothing_of_a_layer_that_has_gone():
     graph, kept = square(), layers._RESULTS
     for _ in range(3):
         for eps in (0.0, 0.5):
-            layer = GINConv(nn.Linear(6, 8), eps=eps)
+            layer = ours.GINConv(nn.Linear(6, 8), eps=eps)
             optimize(layer, graph)
             layer(features(6, dtype=torch.float32), graph)
     del layer
@@ -591,7 +567,7 @@ def test_a_compiled_model_runs_as_it_is_written():
 
 
 def test_a_layer_that_takes_features_of_two_ends_stays_as_it_is():
-    model = Model(lambda self, x, own, g: self.conv((x, own), g), conv=SAGEConv(6, 8))
+    model = Model(lambda self, x, own, g: self.conv((x, own), g), conv=ours.SAGEConv(6, 8))
     graph, x = square(), features(6, dtype=torch.float32).detach()
     expected = model(x, x.clone(), graph)
     optimize(model, graph, x=(x, x.clone(), graph), training=True)
@@ -615,9 +591,9 @@ def test_a_forward_of_the_users_own_stays(part):
 
 
 def test_an_edge_index_may_be_empty_but_not_out_of_range():
-    optimize(GCNConv(6, 6), torch.zeros(2, 0, dtype=torch.int64))
+    optimize(ours.GCNConv(6, 6), torch.zeros(2, 0, dtype=torch.int64))
     with pytest.raises(IndexRangeError):
-        optimize(GCNConv(6, 6), edge_index(square()) - 1000)
+        optimize(ours.GCNConv(6, 6), edge_index(square()) - 1000)
 
 
 def test_a_model_without_such_layers_says_so():
@@ -628,7 +604,7 @@ def test_a_model_without_such_layers_says_so():
 
 
 def test_a_layer_whose_vectors_are_computed_is_timed():
-    layer = GATConv(8, 8)
+    layer = ours.GATConv(8, 8)
     prune.random_unstructured(layer, "att_src", 0.5)
     optimize(layer, square(), x=torch.randn(N, 8), training=True, mode="measure")
 
@@ -638,7 +614,7 @@ def test_a_forward_that_differentiates_hears_of_training():
         x = x.detach().requires_grad_()
         return torch.autograd.grad(self.conv(x, graph).sum(), x)[0]
 
-    graph, x, model = square(), torch.randn(N, 8), Model(force, conv=GCNConv(8, 1))
+    graph, x, model = square(), torch.randn(N, 8), Model(force, conv=ours.GCNConv(8, 1))
     with pytest.raises(RuntimeError) as caught:
         optimize(model.eval(), graph, x=x)
     assert "training=True" in caught.value.__notes__[0]

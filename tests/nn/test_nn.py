@@ -16,14 +16,7 @@ from torch.nn import Linear, ReLU, Sequential  # noqa: E402
 
 from sparsefmt import CSR, DeviceError, DtypeError, Graph, ShapeError, UnsupportedError  # noqa: E402
 from sparsefmt.autograd import aggregate_with_own, cbsr, maxk, spmm  # noqa: E402
-from sparsefmt.nn import (  # noqa: E402
-    GATConv,
-    GATv2Conv,
-    GCNConv,
-    GINConv,
-    MaxK,
-    SAGEConv,
-)
+from sparsefmt.nn import GATConv, GATv2Conv, GCNConv, GINConv, MaxK, SAGEConv  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

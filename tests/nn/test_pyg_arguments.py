@@ -60,10 +60,6 @@ def of(kind):
     )
 
 
-def of_gin(library, **options):
-    return library.GINConv(network(), **options)
-
-
 def of_gine(library, **options):
     return library.GINEConv(network(), **options)
 
@@ -122,7 +118,7 @@ ROWS = {
         ],
     ),
     "GINConv": Row(
-        of_gin,
+        lambda library, **options: library.GINConv(network(), **options),
         PASSED_OF_PAIRS | {"eps": [0.0, 0.3], "train_eps": [False, True], "aggr": REDUCTIONS},
         ("nn",),
         [nothing],

@@ -13,13 +13,7 @@ from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 from sparsefmt import Graph, nn  # noqa: E402
 from sparsefmt.autograd import relational_aggregate, relations  # noqa: E402
 from sparsefmt.autograd.tensors import types as typed_edges  # noqa: E402
-from sparsefmt.errors import (  # noqa: E402
-    DeviceError,
-    DtypeError,
-    IndexRangeError,
-    ShapeError,
-    UnsupportedError,
-)
+from sparsefmt.errors import DeviceError, DtypeError, IndexRangeError, ShapeError, UnsupportedError  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

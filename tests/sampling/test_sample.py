@@ -9,16 +9,8 @@ import numpy as np
 import pytest
 from host_cupy import COMPILER
 from laws.options import OPTIONS
-from op_cases import (
-    INDEX_DTYPES,
-    KINDS,
-    features,
-    matrix,
-    name_of,
-    put,
-    rows_of,
-)
-from sampling_cases import PRIMES, SAMPLES, STRATEGIES, host, prime_rows
+from op_cases import INDEX_DTYPES, KINDS, features, host, matrix, name_of, put, rows_of
+from sampling_cases import PRIMES, SAMPLES, STRATEGIES, prime_rows
 from scipy import stats
 
 import sparsefmt
@@ -152,9 +144,6 @@ def test_the_header_of_the_kernels_chooses_as_the_oracle(header, strategy):
             assert found.tolist() == places_oracle(length, kept, strategy, seed, row)
 
 
-# Randomness
-
-
 def places(xp, length, width, *, rows, seeds):
     """The sampled places of rows of one length, (draws, width)."""
     indptr = np.arange(rows + 1, dtype=np.int32) * length
@@ -251,9 +240,6 @@ def test_every_place_of_a_long_row_is_drawn_once():
         drawn = places_oracle(length, length - 1, "random", 5, 3)
         assert len(set(drawn)) == length - 1
         assert set(drawn) < set(range(length))
-
-
-# GPU only
 
 
 @pytest.mark.gpu

@@ -14,6 +14,7 @@ from op_cases import (
     WIDTHS,
     far_apart,
     features,
+    host,
     intact,
     long_rows,
     matrix,
@@ -23,15 +24,11 @@ from op_cases import (
     quick_oracle,
     rows_of,
 )
-from sampling_cases import PRIMES, SAMPLES, STRATEGIES, host, prime_rows, sddmm_sampled
+from sampling_cases import PRIMES, SAMPLES, STRATEGIES, prime_rows, sddmm_sampled
 
 import sparsefmt
 from sparsefmt import ops
-from sparsefmt.ops.sampling.oracle import (
-    sample_oracle,
-    sddmm_sampled_bound,
-    sddmm_sampled_oracle,
-)
+from sparsefmt.ops.sampling.oracle import sample_oracle, sddmm_sampled_bound, sddmm_sampled_oracle
 from sparsefmt.testing import assert_close
 
 FACTORS = [{}, {"mean": True}, {"rescale": True}]
@@ -51,9 +48,6 @@ def check(xp, A, X, width, **options):
     case = replace(case, options={"width": width, **options})
     for planned in (False, True)[: 1 if xp is np else 2]:
         laws.checks.check(xp, case, A, {"X": X}, matrix=partial(on, planned=planned))
-
-
-# Against loops
 
 
 @pytest.mark.parametrize("index_dtype", INDEX_DTYPES, ids=name_of)
@@ -96,9 +90,6 @@ def test_rows_that_many_sub_warps_share(xp, strategy, dtype, width):
             assert intact(xp, buffer)
 
 
-# Values that spread where they should not
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_an_entry_that_is_not_sampled_never_touches_a_bad_value(xp, strategy, bad):
@@ -119,9 +110,6 @@ def test_half_precision_sums_in_float32(xp, dtype):
     for strategy in STRATEGIES:
         Y = ops.spmm_sampled(put(xp, A), xp.ones((1, 8), dtype), 4096, strategy=strategy)
         assert float(Y[0, 5]) == 4096
-
-
-# The sample as a graph
 
 
 @pytest.mark.parametrize("width", SAMPLES)
@@ -155,9 +143,6 @@ def test_a_sample_of_all_is_the_whole_product(xp, strategy):
     assert (host(perm) == np.arange(A.nnz)).all()
 
 
-# Products at the sampled entries
-
-
 @pytest.mark.parametrize("feat", WIDTHS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -179,9 +164,6 @@ def test_products_at_sampled_entries(xp, strategy, dtype, feat):
         bound = sddmm_sampled_bound(A, X, Y, width, **scales, **how)
         assert_close(out, expected, bound=bound)
         assert intact(xp, buffer)
-
-
-# What explain says
 
 
 def test_explain_names_the_kernel_and_why_not_the_others():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from op_cases import put
+from op_cases import host, put
 
 from sparsefmt import COO, CSR, SGT, DtypeError
 from sparsefmt.ops.tiles import costs as tile_costs
@@ -34,10 +34,6 @@ ANY_COSTS = st.sampled_from(COSTS) | st.builds(
     part=st.integers(1, 3),
 )
 TILES = [(height, width) for height in HEIGHTS for width in (1, 5, 8, 16, 40)]
-
-
-def host(array):
-    return array.get() if hasattr(array, "get") else array
 
 
 def arrays(found: Split) -> dict[str, np.ndarray]:

@@ -16,7 +16,6 @@ from op_cases import (
     INDEX_DTYPES,
     KINDS,
     WIDTHS,
-    far_apart,
     features,
     intact,
     matrix,
@@ -75,9 +74,6 @@ def check(place, A, tile, args, *, layout=put, oracle=None, **options):
 
     case = replace(case, options=options, oracle=oracle or case.oracle)
     laws.checks.check(xp, case, A.tosgt(tile), args, place=layout, matrix=tiles)
-
-
-# Every matrix
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -237,14 +233,10 @@ def test_any_matrix_with_any_features(place, A, dtype, data):
     check(place, A, A.tile, {"X": X}, reduce=data.draw(st.sampled_from(["sum", "mean"])))
 
 
-# Memory
-
 #: Rows so far apart that begin so late, and features that are copied.
 LAYOUTS = {
     **{
-        f"apart {gap}, {shift}": lambda xp, X, gap=gap, shift=shift: far_apart(
-            xp, X, gap=gap, shift=shift
-        )
+        f"apart {gap}, {shift}": laws.checks.apart(gap, shift)
         for gap, shift in ((1, 0), (8, 8), (5, 3), (0, 1))
     },
     "heads last": laws.checks.LAYOUTS["heads last"],
@@ -274,9 +266,6 @@ def test_the_result_may_begin_anywhere(place, dtype, shift):
     assert_close(out, expected, bound=bound)
     assert intact(xp, buffer)
     assert bool(xp.isnan(flat[:shift]).all())
-
-
-# Values that spread where they should not
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
@@ -343,9 +332,6 @@ def test_two_byte_sums_run_in_float32(place, dtype):
         assert bool((ops.sddmm(A, X, Y).astype(F32) == width[-1]).all())
 
 
-# Laws
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_results_repeat_bit_for_bit_and_inputs_are_not_changed(place, dtype):
     xp, put_there = place
@@ -388,9 +374,6 @@ def test_other_values_give_other_results(place):
         B, ((expected,), (bound,)) = A.with_data(put(xp, data)), product(csr.with_data(data), X)
         for _ in range(2):
             assert_close(ops.spmm(B, put(xp, X), precision="tf32"), expected, bound=bound)
-
-
-# What explain says
 
 
 def explained(op, *args, **options):
@@ -484,8 +467,6 @@ def test_an_older_device_takes_cuda_cores(monkeypatch):
     assert name == "spmm_sgt_csr"
     assert "it needs compute capability 99.0, cuda:0 has" in text
 
-
-# Streams
 
 CAPTURED = [("spmm", way, F32, 40) for way in WAYS]
 CAPTURED += [("sddmm", "mix", dtype, width) for dtype in (F16, F32) for width in (40, 300, (3, 7))]
