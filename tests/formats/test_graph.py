@@ -34,11 +34,6 @@ EMPTY = COO(np.zeros(0, np.int32), np.zeros(0, np.int32), shape=(0, 4))
 EDGES = np.array([[3, 0, 1, 0, 3], [1, 1, 0, 2, 2]])  # sources, targets
 
 
-def numbered(xp, A):
-    """``A`` with the numbers of its entries for values."""
-    return put(xp, A.with_data(np.arange(A.nnz, dtype=np.float64)))
-
-
 @given(A=structures, flip=st.booleans(), tile=st.sampled_from([(16, 8), (2, 3)]))
 @example(A=EMPTY, flip=True, tile=(2, 3))
 def test_every_format_is_the_same_matrix(xp, A, flip, tile):
@@ -92,7 +87,7 @@ def test_what_is_built_is_kept_and_the_transpose_shares_it(xp, A, flip):
 
 @given(A=st.one_of(csr(), coo(unsorted=True), csr().map(CSR.tocsc)), flip=st.booleans())
 def test_permutations_carry_values_from_the_users_order(xp, A, flip):
-    A = numbered(xp, A)
+    A = put(xp, A.with_data(np.arange(A.nnz, dtype=np.float64)))
     graph = Graph(A).transposed if flip else Graph(A)
     given_order = host(A.data)
     in_csr_order = host(graph.csr.data)
@@ -163,20 +158,7 @@ def test_tensors_come_in_without_a_copy():
         Graph.from_edge_index(edges, weights.requires_grad_())
 
 
-@pytest.mark.parametrize(
-    ("edges", "options", "error", "message"),
-    [
-        (EDGES.T, {}, ShapeError, r"edge_index has shape \(5, 2\)"),
-        (EDGES, {"num_nodes": 3}, IndexRangeError, r"edge_index\[0\]\[0\] is 3"),
-        (EDGES, {"edge_weight": np.ones(4)}, ShapeError, r"edge_weight has shape \(4,\)"),
-        (EDGES, {"edge_weight": ["a"] * 5}, DtypeError, "edge_weight is <U1"),
-    ],
-)
-def test_edges_that_form_no_graph_are_refused(edges, options, error, message):
-    with pytest.raises(error, match=message):
-        Graph.from_edge_index(edges, **options)
-
-
+from_edges = Graph.from_edge_index
 GRAPH = Graph(COO(EDGES[1], EDGES[0], shape=(4, 4)))
 FEATURES = CBSR(np.zeros((3, 1), np.uint8), np.ones((3, 1), np.float32), shape=(3, 2))
 
@@ -184,6 +166,10 @@ FEATURES = CBSR(np.zeros((3, 1), np.uint8), np.ones((3, 1), np.float32), shape=(
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
+        (lambda: from_edges(EDGES.T), ShapeError, r"edge_index has shape \(5, 2\)"),
+        (lambda: from_edges(EDGES, num_nodes=3), IndexRangeError, r"edge_index\[0\]\[0\] is 3"),
+        (lambda: from_edges(EDGES, np.ones(4)), ShapeError, r"edge_weight has shape \(4,\)"),
+        (lambda: from_edges(EDGES, ["a"] * 5), DtypeError, "edge_weight is <U1"),
         (lambda: Graph(FEATURES), UnsupportedError, "structure is a CBSR, which holds features"),
         (lambda: Graph(np.eye(2)), DtypeError, "structure is a ndarray: give a COO"),
         (lambda: Graph(GRAPH), DtypeError, "structure is a Graph"),
