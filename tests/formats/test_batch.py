@@ -139,6 +139,7 @@ def test_an_id_that_a_graph_does_not_have_is_no_vertex_of_the_next():
 
 
 def test_what_cannot_be_joined_is_refused():
+    wide = Graph(COO(np.zeros(1, np.int32), np.zeros(1, np.int32), shape=(2**30, 1)))
     for call, error, text in (
         (lambda: Graph.batch([]), ShapeError, "graphs is empty: give one graph or more"),
         (lambda: Graph.batch(graph()), DtypeError, "graphs is one Graph: give a list"),
@@ -154,14 +155,10 @@ def test_what_cannot_be_joined_is_refused():
             DtypeError,
             r"graphs\[2\] has int64 indices but graphs\[0\] has int32: make all",
         ),
-        (lambda: Graph.batch([wide()] * 3), IndexRangeError, "int32"),
+        (lambda: Graph.batch([wide] * 3), IndexRangeError, "int32"),
     ):
         with pytest.raises(error, match=text):
             call()
-
-
-def wide():
-    return Graph(COO(np.zeros(1, np.int32), np.zeros(1, np.int32), shape=(2**30, 1)))
 
 
 @pytest.mark.gpu
