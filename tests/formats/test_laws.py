@@ -105,12 +105,9 @@ def places(size):
     return st.builds(np.array, lists, dtypes)
 
 
-def masks(size):
-    return st.lists(st.booleans(), min_size=size, max_size=size).map(lambda m: np.array(m, bool))
-
-
 def keys(size):
-    return slices(size) | places(size) | masks(size)
+    masks = st.lists(st.booleans(), min_size=size, max_size=size).map(lambda m: np.array(m, bool))
+    return slices(size) | places(size) | masks
 
 
 def exact(A):
