@@ -11,7 +11,7 @@ from test_io_limits import save
 
 from sparsefmt import COO
 from sparsefmt.errors import FileFormatError
-from sparsefmt.io import read, write
+from sparsefmt.io import edge_list, read, write
 
 
 def edges(A):
@@ -63,13 +63,11 @@ GOOD = {
 @pytest.mark.parametrize("case", GOOD)
 @pytest.mark.parametrize("block", [1 << 22, 4])
 def test_lists_read(tmp_path, monkeypatch, case, block):
-    import sparsefmt.io.edge_list as module
-
     name, text, expected, shape = GOOD[case]
     path = save(tmp_path, name, text)
     if block == 4:
         longest = max(map(len, path.read_bytes().split(b"\n")))
-        monkeypatch.setattr(module, "_BLOCK", longest)  # a line or two a block
+        monkeypatch.setattr(edge_list, "_BLOCK", longest)  # a line or two a block
     A = read(path, format="coo")
     assert edges(A) == expected
     assert A.shape == shape
@@ -164,25 +162,15 @@ def test_the_wrong_line_is_named(tmp_path, case):
 
 @pytest.mark.parametrize("edge", ["9 0", "0 3", f"0 {2**32}", f"{2**32} 0"])
 def test_a_shape_in_a_later_block_holds_for_the_edges_before_it(tmp_path, monkeypatch, edge):
-    import sparsefmt.io.edge_list as module
-
-    monkeypatch.setattr(module, "_BLOCK", 16)
+    monkeypatch.setattr(edge_list, "_BLOCK", 16)
     path = save(tmp_path, "a.txt", f"8 2\n{edge}\n# shape: 3 x 9\n")
     with pytest.raises(FileFormatError, match=r"a\.txt: a line behind edges says .* 3 x 9, but"):
         read(path)
 
 
-def test_num_nodes_bounds_the_vertices(tmp_path):
-    path = save(tmp_path, "a.txt", "0 1\n0 5\n")
-    with pytest.raises(FileFormatError, match=r"line 2: '0 5': target is '5': .* from 0 to 4"):
-        read(path, num_nodes=5)
-
-
 @pytest.mark.parametrize("place", [0, 1, 500, 998, 999])
 def test_the_wrong_line_is_named_in_any_block(tmp_path, monkeypatch, place):
-    import sparsefmt.io.edge_list as module
-
-    monkeypatch.setattr(module, "_BLOCK", 256)
+    monkeypatch.setattr(edge_list, "_BLOCK", 256)
     lines = [f"{i} {i + 1}" for i in range(1000)]
     lines[place] = f"{place} -1"
     with pytest.raises(FileFormatError, match=rf"line {place + 2}: .*target is '-1'"):
@@ -200,8 +188,9 @@ def test_the_wrong_line_is_named_in_any_block(tmp_path, monkeypatch, place):
             "the edges take more than max_bytes=10000 bytes",
             {"max_bytes": 10_000},
         ),
+        ("a.txt", "0 1\n0 5\n", r"line 2: '0 5': target is '5': .* from 0 to 4", {"num_nodes": 5}),
     ],
-    ids=["digits that NumPy alone refuses", "a line without end", "too many edges"],
+    ids=["digits that NumPy alone refuses", "a line without end", "too many edges", "num_nodes"],
 )
 def test_files_are_refused_by_name(tmp_path, name, text, message, options):
     with pytest.raises(FileFormatError, match=message):
