@@ -29,6 +29,8 @@ SPECIAL = [0.0, -0.0, 1.5, -2.25, np.nan, np.inf, -np.inf, 5e-8]
 
 def matrix(format="csr", dtype="float32", index_dtype="int32", weighted=True, **options):
     """A 5 x 7 matrix with special values, a duplicate, an explicit zero and empty rows."""
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes", reason="NumPy has no bfloat16 without ml_dtypes")
     row, col = np.array([[0, 0, 0, 1, 3, 3, 3, 3], [6, 1, 1, 0, 2, 3, 4, 5]], index_dtype)
     data = checks.value_dtype("dtype", dtype) if weighted else None
     data = None if data is None else np.array(SPECIAL).astype(data)
@@ -48,8 +50,6 @@ def bits(A):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("format", ["coo", "csr", "csc", "sgt"])
 def test_npz_gives_back_every_bit(tmp_path, format, dtype, index_dtype, weighted):
-    if dtype == "bfloat16":
-        pytest.importorskip("ml_dtypes", reason="NumPy has no bfloat16 without ml_dtypes")
     A = matrix(format, dtype, index_dtype, weighted)
     for compressed in (False, True):
         write(tmp_path / "a.npz", A, compressed=compressed)
@@ -62,8 +62,6 @@ def test_npz_gives_back_every_bit(tmp_path, format, dtype, index_dtype, weighted
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("ending", TEXT)
 def test_text_gives_back_every_entry_in_order(tmp_path, ending, dtype, weighted):
-    if dtype == "bfloat16":
-        pytest.importorskip("ml_dtypes", reason="NumPy has no bfloat16 without ml_dtypes")
     A = matrix("coo", dtype, "int32", weighted)
     path = tmp_path / f"a.{ending}"
     write(path, A)
