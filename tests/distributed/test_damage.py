@@ -74,6 +74,12 @@ def checkpoint(folder):
     return lambda: str(load_checkpoint(folder / "c.pt", facts={"graph": "a", "seed": 1}))
 
 
+@pytest.fixture
+def path(tmp_path):
+    checkpoint(tmp_path)
+    return tmp_path / "c.pt"
+
+
 @pytest.mark.parametrize("kind", [npz, partition, checkpoint])
 def test_a_bit_that_flips_is_refused_or_has_no_effect(tmp_path, kind):
     read = kind(tmp_path)
@@ -240,20 +246,17 @@ PICKLES = {
 
 
 @pytest.mark.parametrize("name", PICKLES)
-def test_pickles_of_checkpoints_made_to_harm_are_refused(tmp_path, name):
-    checkpoint(tmp_path)
+def test_pickles_of_checkpoints_made_to_harm_are_refused(path, name):
     raw, message = PICKLES[name]
-    rewritten(tmp_path / "c.pt", raw)
+    rewritten(path, raw)
     start = time.process_time()
     with pytest.raises(FileFormatError, match=rf"c\.pt: it is (no che|dam).*{message}"):
-        load_checkpoint(tmp_path / "c.pt", facts={})
+        load_checkpoint(path, facts={})
     assert time.process_time() - start < SECONDS
 
 
 @pytest.mark.parametrize("shared", [torch.ones(1).expand(2**28), torch.ones(9).untyped_storage()])
-def test_tensors_that_share_memory_and_storages_are_no_part_of_a_checkpoint(tmp_path, shared):
-    checkpoint(tmp_path)
-    path = tmp_path / "c.pt"
+def test_tensors_that_share_memory_and_storages_are_no_part_of_a_checkpoint(path, shared):
     torch.save(torch.load(path, weights_only=True) | {"model": {"weight": shared}}, path)
     with pytest.raises(FileFormatError, match=r"c\.pt: it is damaged \(a (tensor|TypedS)"):
         load_checkpoint(path, facts={})
@@ -273,17 +276,13 @@ def test_members_of_a_checkpoint_do_not_share_bytes(tmp_path):
 
 
 @pytest.mark.parametrize("size", [-1, -90, 2000, 1000, 100, 10, 4, 1, 0])
-def test_a_checkpoint_that_is_cut_is_refused(tmp_path, size):
-    checkpoint(tmp_path)
-    path = tmp_path / "c.pt"
+def test_a_checkpoint_that_is_cut_is_refused(path, size):
     os.truncate(path, size % path.stat().st_size if size < 0 else size)
     with pytest.raises(FileFormatError, match=r"c\.pt: it is no checkpoint \(.*without --resume"):
         load_checkpoint(path, facts={})
 
 
-def test_packed_checkpoints_and_other_bytes_before_one_are_refused(tmp_path):
-    checkpoint(tmp_path)
-    path = tmp_path / "c.pt"
+def test_packed_checkpoints_and_other_bytes_before_one_are_refused(path):
     raw = path.read_bytes()
     rewritten(path, b"", zipfile.ZIP_DEFLATED)
     with pytest.raises(FileFormatError, match=r"it is no checkpoint \(packed\)"):
@@ -299,9 +298,7 @@ def shared(depth: int) -> list[object]:
 
 
 @pytest.mark.parametrize("name", ["facts", "model", "checksum", "expanded", "views"])
-def test_states_that_grow_beyond_their_file_are_refused_in_time(tmp_path, name):
-    checkpoint(tmp_path)
-    path = tmp_path / "c.pt"
+def test_states_that_grow_beyond_their_file_are_refused_in_time(path, name):
     state = torch.load(path, weights_only=True)
     if name == "expanded":
         state["model"]["weight"] = torch.zeros(1).expand(10**9)
@@ -318,9 +315,8 @@ def test_states_that_grow_beyond_their_file_are_refused_in_time(tmp_path, name):
     assert len(str(caught.value)) < 400
 
 
-def test_a_checkpoint_has_one_pickle_and_no_more_members_than_a_model_needs(tmp_path):
-    checkpoint(tmp_path)
-    path, start = tmp_path / "c.pt", time.process_time()
+def test_a_checkpoint_has_one_pickle_and_no_more_members_than_a_model_needs(path):
+    start = time.process_time()
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("c/other.PKL", b"N.")
     with pytest.raises(FileFormatError, match=r"it is no checkpoint \(2 pickles"):
@@ -354,9 +350,7 @@ STATES = {
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_states_of_an_optimizer_made_to_harm_are_refused_before_a_step(tmp_path, name):
-    checkpoint(tmp_path)
-    path = tmp_path / "c.pt"
+def test_states_of_an_optimizer_made_to_harm_are_refused_before_a_step(path, name):
     state = load_checkpoint(path, facts={})
     del state["checksum"]
     STATES[name](state["optimizer"])
@@ -365,26 +359,23 @@ def test_states_of_an_optimizer_made_to_harm_are_refused_before_a_step(tmp_path,
         restore(path, load_checkpoint(path, facts={}), *model())
 
 
-def test_states_that_share_memory_are_trained_apart(tmp_path):
-    checkpoint(tmp_path)
-    path, weights = tmp_path / "c.pt", []
+def test_states_that_share_memory_are_trained_apart(path):
+    weights = []
     for shared in (False, True):
         state = load_checkpoint(path, facts={})
         moment = torch.full((1, 1), 0.5).expand(1, 2)
         for name in ("exp_avg", "exp_avg_sq"):
             state["optimizer"]["state"][0][name] = moment if shared else moment.clone()
         del state["checksum"]
-        torch.save(state, tmp_path / "other.pt")
+        torch.save(state, path.with_name("other.pt"))
         module, optimizer = model()
-        restore(path, load_checkpoint(tmp_path / "other.pt", facts={}), module, optimizer)
+        restore(path, load_checkpoint(path.with_name("other.pt"), facts={}), module, optimizer)
         optimizer.step()
         weights.append(module.weight)
     assert torch.equal(*weights)
 
 
-def test_a_checkpoint_states_an_epoch_from_0_and_a_checksum_that_is_right(tmp_path):
-    checkpoint(tmp_path)
-    path = tmp_path / "c.pt"
+def test_a_checkpoint_states_an_epoch_from_0_and_a_checksum_that_is_right(path):
     state = torch.load(path, weights_only=True)
     state["model"]["weight"][0, 0] += 1
     torch.save(state, path)
