@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -333,10 +334,7 @@ def test_permission_denied_is_refused(folder, sparsefmt):
     ],
 )
 def test_an_error_from_below_is_one_line(folder, sparsefmt, monkeypatch, error, message):
-    def fail(*_, **__):
-        raise error
-
-    monkeypatch.setattr(graph_io, "read", fail)
+    monkeypatch.setattr(graph_io, "read", Mock(side_effect=error))
     done = sparsefmt("info", "x.npz")
     assert (done.code, done.out, done.err) == (2, "", f"sparsefmt: error: {message}\n")
 
@@ -345,10 +343,7 @@ def test_an_error_from_below_is_one_line(folder, sparsefmt, monkeypatch, error, 
     "error", [ZeroDivisionError("a bug"), ModuleNotFoundError("no", name="numpy.nothing")]
 )
 def test_a_bug_is_no_bad_input(folder, sparsefmt, monkeypatch, error):
-    def fail(*_, **__):
-        raise error
-
-    monkeypatch.setattr(graph_io, "read", fail)
+    monkeypatch.setattr(graph_io, "read", Mock(side_effect=error))
     with pytest.raises(type(error)):
         sparsefmt("info", "x.npz")
 
