@@ -4,6 +4,8 @@ import gzip
 import os
 import re
 import resource
+import tracemalloc
+from contextlib import contextmanager
 from itertools import pairwise
 
 import numpy as np
@@ -40,6 +42,17 @@ def limited(path, needed, **options):
     read(path, max_bytes=needed, **options)
     with pytest.raises((FileFormatError, OutOfMemoryError), match="raise max_bytes"):
         read(path, max_bytes=needed - 1, **options)
+
+
+@contextmanager
+def refused_within(peak, message):
+    """Check that a file is refused with that message, and with less memory than ``peak``."""
+    tracemalloc.start()
+    with pytest.raises(FileFormatError, match=message):
+        yield
+    taken = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert taken < peak
 
 
 # Bytes that a conversion takes
