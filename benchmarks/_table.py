@@ -171,19 +171,16 @@ class Benchmark:
         """Run one section; return True if no result is wrong."""
         section, rows = self.sections[name], []
         print(f"\n== {self.name} {name}, {options.device}", flush=True)
+        head: tuple[str, ...] = ()
+        for row in section.rows(options):
+            head = print_row(row, head)
+            rows.append(row | options.facts)
+            _harness.free()
 
         def judge(rows: list[Row]) -> list[Target]:
             return [one for limit in section.limits for one in limit.targets(rows, options.device)]
 
-        head: tuple[str, ...] = ()
-        try:
-            for row in section.rows(options):
-                head = print_row(row, head)
-                rows.append(row | options.facts)
-                _harness.free()
-        finally:  # a run that is interrupted keeps what it has
-            right = keep(self, name, rows, judge, cuda=options.cuda, folder=options.out)
-        return right
+        return keep(self, name, rows, judge, cuda=options.cuda, folder=options.out)
 
 
 # Options

@@ -138,18 +138,6 @@ def test_sections_of_one_commit_merge_by_case(tmp_path, clean_commit, monkeypatc
     assert sections["table"]["rows"] == first[1:]  # those of another commit are dropped
 
 
-def test_an_interrupted_section_keeps_its_rows(tmp_path, clean_commit):
-    def rows(options):
-        yield {"case": "a", "ms": 1.0}
-        raise KeyboardInterrupt
-
-    benchmark = _table.Benchmark("one", None, {"table": Section(rows)})
-    with pytest.raises(KeyboardInterrupt):
-        benchmark(["--device", "cpu", "--out", str(tmp_path)])
-    (kept,) = json.loads((tmp_path / "one-cpu.json").read_text())["sections"].values()
-    assert [row["case"] for row in kept["rows"]] == ["a"]
-
-
 def test_a_wrong_case_is_not_reported(tmp_path, clean_commit, capsys):
     wrong = {"case": "bad", "wrong": "relative error 1"}
     assert not _table.keep(X, "s", [wrong], ratios, cuda=False, folder=tmp_path)
