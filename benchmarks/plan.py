@@ -143,13 +143,14 @@ class Cell:
         functions = [own, *calls.values()]
         times, row["runs"] = _harness.paced(functions, cuda=cuda, quick=quick)
         by_tree = dict(zip(calls, times[1:], strict=True))
+        as_run = by_tree | {text_of(c.tree): times[0] for c in plan.promoted if c.tree == plan.own}
         row["chosen"] = text_of(plan.chosen.tree)
-        ms = times[0] if plan.chosen.tree == plan.own else by_tree[row["chosen"]]
+        ms = as_run[row["chosen"]]
         row |= {"ms": ms, "own_ms": times[0], "oracle_ms": min(times), "choices": len(calls)}
         row |= {"over_own": times[0] / ms, "of_oracle": min(times) / ms, "overhead": overhead}
         if self.model in DEFAULT:
             default = DEFAULT[self.model][self.widths[0] <= self.widths[1]]
-            row["over_default"] = by_tree[default] / ms
+            row["over_default"] = as_run[default] / ms
         predicted = {text_of(c.tree): c.predicted * 1e3 for c in plan.promoted}
         return row | {"compositions": by_tree, "predicted": predicted}
 

@@ -95,6 +95,7 @@ def labelled(
     options: argparse.Namespace, planted: tuple[str, ...], real: tuple[str, ...] = REAL
 ) -> Iterator[Labelled]:
     """Yield the data sets asked for, else these: of files where ``--data`` has them."""
+    planted = planted if options.device == "cuda" else ("cpu",)
     names = options.graphs or (("small",) if options.quick else (*real, *planted))
     for name in names:
         found = of_files(name, options.data, options.device)
@@ -129,7 +130,8 @@ def of_npz(name: str, path: Path, arrays: dict[str, Any], device: str) -> Labell
         ptr, columns, values = (arrays[f"x_{part}"] for part in ("indptr", "indices", "data"))
         X = CSR(ptr, columns, values.astype(np.float32), shape=tuple(arrays["x_shape"].tolist()))
         x = X.toarray()
-    masks = [arrays.get(f"{part}_masks", arrays[f"{part}_mask"]) for part in PARTS]
+    suffix = "masks" if "train_masks" in arrays else "mask"
+    masks = [arrays[f"{part}_{suffix}"] for part in PARTS]
     splits = zip(*map(np.atleast_2d, masks), strict=True)
     return _made(name, "file", A, scaled(x), arrays["y"], splits, device)
 
@@ -152,8 +154,7 @@ def of_ogb(name: str, folder: Path, split: str, device: str) -> Labelled:
     raw, read = folder / "raw", partial(np.loadtxt, delimiter=",", ndmin=2)
     y = read(raw / "node-label.csv.gz")
     n, edges = len(y), read(raw / "edge.csv.gz", dtype=np.int64).T
-    if name != "arxiv":  # of which each edge is stored once, for both directions
-        edges = np.concatenate([edges, edges[::-1]], 1)
+    edges = np.concatenate([edges, edges[::-1]], 1)  # files have one direction of each
     if (raw / "node-feat.csv.gz").exists():
         x = read(raw / "node-feat.csv.gz", dtype=np.float32)
     else:  # proteins have features of edges: their mean

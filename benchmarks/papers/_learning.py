@@ -22,7 +22,6 @@ class Recipe:
     layers: int = 3
     epochs: int = 200
     rate: float = 0.003
-    decay: float = 0.0
     dropout: float = 0.3
     every: int = 5  #: epochs between two looks at the validation
 
@@ -100,9 +99,7 @@ def train(
     torch.manual_seed(seed)
     graph = data.graph if graph is None else graph
     model = make().to(data.x.device)
-    adam = torch.optim.Adam(
-        model.parameters(), recipe.rate, weight_decay=recipe.decay, fused=data.x.is_cuda
-    )
+    adam = torch.optim.Adam(model.parameters(), recipe.rate, fused=data.x.is_cuda)
     training, validation, test = data.splits[seed % len(data.splits)]
     best, curve, weights = (-1.0, 0.0), [], model.state_dict()
     for epoch in range(recipe.epochs):

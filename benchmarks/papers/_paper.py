@@ -44,12 +44,10 @@ class Panel:
     x: str = ""
     by: tuple[str, ...] = ()
     log: bool = False
-    where: Callable[[Row], bool] = lambda row: True
 
     def draw(self, axes: Any, rows: Rows) -> None:
         """Draw the rows of this panel."""
         here = [r for r in rows.get(self.section, ()) if r.get(self.y) is not None]
-        here = [row for row in here if self.where(row)]
         axes.set_title(self.title, fontsize=10)
         if not here:
             axes.text(0.5, 0.5, "not measured here", ha="center", transform=axes.transAxes)
@@ -106,12 +104,14 @@ class Paper:
 
     def table(self, rows: Rows) -> str:
         """Return the claims beside our figures, in Markdown."""
-        head = ("claim", "paper", "here", "cases")
+        head = ("claim", "paper, on a GPU", "here", "cases")
         return markdown(head, ["---"] * 4, *(claim.line(rows) for claim in self.claims))
 
     def picture(self, rows: Rows) -> Figure:
         """Draw the panels side by side."""
-        figure = Figure(figsize=(5 * len(self.panels), 4), layout="constrained")
+        most = max([len(rows.get(p.section, ())) for p in self.panels if not p.x], default=0)
+        size = (5 * len(self.panels), max(4.0, 0.15 * most))
+        figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots(1, len(self.panels), squeeze=False)[0]
         for one, panel in zip(axes, self.panels, strict=True):
             panel.draw(one, rows)
@@ -122,3 +122,8 @@ def rows_of(path: Path) -> Rows:
     """Return the rows of each section of a result."""
     sections = json.loads(path.read_text())["sections"]
     return {name: section["rows"] for name, section in sections.items()}
+
+
+def of(column: str, *values: Any) -> Callable[[Row], bool]:
+    """Return the test of a row for these values of a column."""
+    return lambda row: row.get(column) in values

@@ -14,7 +14,6 @@ pytest.importorskip("torch_geometric", reason="PyG is what they are measured bes
 from benchmarks import _graphs  # noqa: E402
 from benchmarks.__main__ import main  # noqa: E402
 from benchmarks.papers import NAMES, _data, _learning  # noqa: E402
-from benchmarks.papers.sensei import best  # noqa: E402
 from sparsefmt import COO, Graph, nn  # noqa: E402
 
 OPTIONS = {
@@ -22,7 +21,7 @@ OPTIONS = {
     "es_spmm": "--sections accuracy --models GCN --sample 4 --seeds 1 --strategies bucket",
     "tcgnn": "--sections condensed",
     "fusegnn": "--sections aggregate",
-    "sensei": "--sections grid,fixed --models gcn --widths 8x12",
+    "sensei": "--sections grid --models gcn --widths 8x12",
 }
 
 
@@ -34,7 +33,7 @@ def test_a_paper_keeps_figures_prints_claims_and_draws(tmp_path, monkeypatch, ca
     options = [*OPTIONS[name].split(), "--device", "cpu", "--quick", *folders]
     assert main(["papers", name, *options]) == 0
     text = capsys.readouterr().out
-    assert "| claim | paper | here | cases |" in text
+    assert "| claim | paper, on a GPU | here | cases |" in text
     sections = json.loads((tmp_path / f"papers-{name}-cpu.json").read_text())["sections"]
     assert all(section["rows"] for section in sections.values())
     assert (tmp_path / f"papers-{name}-cpu.svg").read_text().count("</svg>") == 1
@@ -66,11 +65,6 @@ def test_areas_under_curves_are_the_shares_of_pairs_in_order():
     halves = pairs[: counts[0]], pairs[counts[0] :]
     expected = np.mean([np.mean(half) for half in halves])
     assert _learning.roc_auc(torch.tensor(scores), torch.tensor(y)) == pytest.approx(expected)
-
-
-def test_one_composition_for_all_cases_reaches_what_it_is_of_the_fastest():
-    rows = [{"compositions": {"a": 1.0, "b": 2.0}}, {"compositions": {"a": 4.0, "b": 2.0}}]
-    assert best(rows) == [1.0, 0.5]
 
 
 @pytest.fixture
