@@ -248,6 +248,13 @@ def test_an_expression_is_the_name_of_its_instantiation(dtypes, constants, expec
     assert jit.expression("k", dtypes, constants) == expected
 
 
+@pytest.mark.gpu
+def test_what_is_declared_compiles_for_this_device(monkeypatch):
+    few = jit.declared()[::200]
+    monkeypatch.setattr(jit, "declared", lambda: few)
+    assert jit.compile_all() == len(few)
+
+
 def test_compiling_without_a_device_says_so(monkeypatch):
     cupy = pytest.importorskip("cupy")
 

@@ -425,7 +425,6 @@ def test_work_runs_on_the_current_stream_and_can_be_captured(case):
     """The first call may read sizes on the host, and cut rows into chunks."""
     import cupy
 
-    ops.compile_all()
     stream = cupy.cuda.Stream(non_blocking=True)
     options = repeated(case)
     with stream:
