@@ -141,7 +141,10 @@ class Benchmark:
 
     def __call__(self, argv: list[str]) -> int:
         """Run the sections that the options ask for; 1 if a result was wrong."""
-        options = self.parse(argv)
+        return self.run(self.parse(argv))
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Run the sections of parsed options; 1 if a result was wrong."""
         return 0 if all([self.measure(name, options) for name in options.sections]) else 1
 
     def parse(self, argv: list[str]) -> argparse.Namespace:

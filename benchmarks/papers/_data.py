@@ -1,9 +1,8 @@
 """Labelled graphs: the published data sets from folders, and graphs planted at their sizes.
 
-A planted graph has a class for each community, several communities to a class, and features that
-are the centre of the community under so much noise that one vertex tells little: labels are learned
-from many neighbours, and by a function that is not linear.  Some labels are wrong, which bounds
-what any model reaches.
+A planted graph has a class for each community, drawn at random, and features that are the centre of
+the community under noise, so that neighbours help.  Some labels are wrong, which bounds what any
+model reaches.
 """
 
 import argparse
@@ -42,7 +41,7 @@ METRICS = {"tolokers": "roc_auc", "minesweeper": "roc_auc", "proteins": "roc_auc
 
 @dataclass(frozen=True)
 class Planted:
-    """How many classes, and how strong a community shows in one vertex' features.
+    """The classes of a planted graph, and how strongly communities show in features.
 
     With ``tasks`` each vertex has so many labels of two classes instead.
     """
@@ -133,7 +132,7 @@ def of_npz(name: str, path: Path, arrays: dict[str, Any], device: str) -> Labell
     suffix = "masks" if "train_masks" in arrays else "mask"
     masks = [arrays[f"{part}_{suffix}"] for part in PARTS]
     splits = zip(*map(np.atleast_2d, masks), strict=True)
-    return _made(name, "file", A, scaled(x), arrays["y"], splits, device)
+    return _made(name, A, scaled(x), arrays["y"], splits, device)
 
 
 PARTS = ("train", "val", "test")
@@ -146,7 +145,7 @@ def of_pyg(name: str, folder: Path, device: str) -> Labelled:
     data = getattr(datasets, OF_PYG[name])(str(folder))[0]
     A = _square(data.edge_index.numpy(), data.num_nodes)
     split = [getattr(data, f"{part}_mask").numpy() for part in PARTS]
-    return _made(name, "file", A, scaled(data.x.numpy()), data.y.numpy(), [split], device)
+    return _made(name, A, scaled(data.x.numpy()), data.y.numpy(), [split], device)
 
 
 def of_ogb(name: str, folder: Path, split: str, device: str) -> Labelled:
@@ -164,9 +163,7 @@ def of_ogb(name: str, folder: Path, split: str, device: str) -> Labelled:
     masks = [np.zeros(n, bool) for _ in PARTS]
     for mask, part in zip(masks, ("train", "valid", "test"), strict=True):
         mask[read(folder / "split" / split / f"{part}.csv.gz", dtype=np.int64)[:, 0]] = True
-    return _made(
-        name, "file", _square(edges, n), x, y if y.shape[1] > 1 else y[:, 0], [masks], device
-    )
+    return _made(name, _square(edges, n), x, y if y.shape[1] > 1 else y[:, 0], [masks], device)
 
 
 def plant(name: str, device: str, *, seed: int = 0) -> Labelled:
@@ -202,13 +199,10 @@ def _square(edges: Any, n: int) -> CSR:
     return sparsefmt.COO(row, col, shape=(n, n)).tocsr().sorted_indices()
 
 
-def _made(name: str, origin: str, A: CSR, x: Any, y: Any, splits: Any, device: str) -> Labelled:
+def _made(name: str, A: CSR, x: Any, y: Any, splits: Any, device: str) -> Labelled:
     """Bring what was read onto the device."""
-    many = y.ndim == 2
-    target = torch.from_numpy(y).to(device, torch.float32 if many else torch.long)
-    if many:
-        target = target.long()
+    target = torch.from_numpy(y).to(device, torch.long)
     masks = tuple(tuple(torch.from_numpy(mask).to(device) for mask in split) for split in splits)
     features = torch.from_numpy(np.ascontiguousarray(x, np.float32)).to(device)
     metric = METRICS.get(name, "accuracy")
-    return Labelled(name, origin, A.to(device), features, target, masks, metric)
+    return Labelled(name, "file", A.to(device), features, target, masks, metric)

@@ -16,7 +16,7 @@ from ._data import Labelled
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is trained: Adam over all vertices, the best epoch by validation."""
+    """Options of training: by Adam over all vertices, to the best epoch by validation."""
 
     hidden: int = 256
     layers: int = 3
@@ -85,7 +85,7 @@ def roc_auc(scores: Tensor, y: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Trained:
-    """What training of one seed gave, at the best validation."""
+    """A model trained from one seed, at its best validation."""
 
     model: Module
     test: float

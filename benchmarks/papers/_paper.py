@@ -1,5 +1,6 @@
 """A paper: what it publishes beside what was measured here, as tables, JSON and a picture."""
 
+import argparse
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -86,13 +87,12 @@ class Paper:
     claims: tuple[Claim, ...]
     panels: tuple[Panel, ...]
 
-    def __call__(self, argv: list[str]) -> int:
+    def run(self, options: argparse.Namespace) -> int:
         """Measure the sections asked for, print claims beside figures, and draw all that is there.
 
         Returns 1 if a result was wrong.
         """
-        options = self.benchmark.parse(argv)
-        status = self.benchmark(argv)
+        status = self.benchmark.run(options)
         name = f"{self.benchmark.name}-{'gpu' if options.cuda else 'cpu'}"
         path = (options.out or RESULTS) / f"{name}.json"
         if path.exists():
@@ -124,6 +124,6 @@ def rows_of(path: Path) -> Rows:
     return {name: section["rows"] for name, section in sections.items()}
 
 
-def of(column: str, *values: Any) -> Callable[[Row], bool]:
-    """Return the test of a row for these values of a column."""
-    return lambda row: row.get(column) in values
+def of(**values: Any) -> Callable[[Row], bool]:
+    """Return the test of a row for a value of each of these columns."""
+    return lambda row: all(row.get(column) == value for column, value in values.items())

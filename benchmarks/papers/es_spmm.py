@@ -9,11 +9,13 @@
 import argparse
 import statistics
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch.nn import Module
 
 from sparsefmt import COO, Graph
 from sparsefmt.formats.arrays import namespace
@@ -39,7 +41,7 @@ class Inference:
         recipe = replace(recipe, epochs=60, rate=0.01) if quick else recipe
         seeds = options.seeds[0] if options.seeds else 2 if quick else 10
         make = partial(Network, partial(OfReLU, MODELS[model], 0.0), data, recipe)
-        self.models = [train(make, data, recipe, seed=seed).model.eval() for seed in range(seeds)]
+        self.models = [train(make, data, recipe, seed=seed).model for seed in range(seeds)]
         self.whole = self.scores(data.graph)
 
     def scores(self, graph: Graph) -> list[float]:
@@ -60,27 +62,28 @@ class Inference:
         """Compare answers from samples with those from all edges, and time one of each."""
         data = self.data
         row: Row = {"dropped": 1 - float(data.A.lengths.clip(0, width).sum()) / data.A.nnz}
-        row |= self._set(width, strategy).lost(data.graph)
+        of_all_edges = deepcopy(self.models[0])
+        self._set(width, strategy)
+        row |= self.lost(data.graph)
 
-        def answer(width: int | None) -> None:
+        def answer(model: Module) -> None:
             with torch.no_grad():
-                self._set(width, strategy).models[0](data.x, data.graph)
+                model(data.x, data.graph)
 
-        calls = {"ms": partial(answer, width), "whole_ms": partial(answer, None)}
+        calls = {"ms": partial(answer, self.models[0]), "whole_ms": partial(answer, of_all_edges)}
         row |= _harness.timed(calls, cuda=options.cuda, quick=options.quick)
         self._set(None, strategy)
         return row
 
-    def _set(self, width: int | None, strategy: str) -> "Inference":
+    def _set(self, width: int | None, strategy: str) -> None:
         """Let the layers go over so many entries of a row."""
         for model in self.models:
             for layer in model.layers:
                 layer.layer.sample, layer.layer.strategy = width, strategy
-        return self
 
 
 def trained(options: argparse.Namespace) -> Iterator[tuple[str, Inference, dict[str, Any]]]:
-    """Yield the models of each data set."""
+    """Yield a name, trained models and the common columns of their rows, for each data set."""
     for data in labelled(options, ("reddit",), ("pubmed", "amazon_computers", "musae_facebook")):
         for model in options.models or KINDS:
             for layers in (2,) if options.quick else (2, 3):

@@ -20,7 +20,7 @@ PAPER = Paper(
             Claim(
                 f"epoch of {model} over PyG, largest",
                 *("up to 5.3", "epochs", "over_peer"),
-                where=of("model", model),
+                where=of(model=model),
                 average=max,
             )
             for model in ("GCN", "GAT")
@@ -28,7 +28,7 @@ PAPER = Paper(
         Claim(
             "memory of a GAT layer over PyG's",
             *("orders of magnitude less", "memory", "share"),
-            where=of("kind", "gat"),
+            where=of(kind="gat"),
         ),
     ),
     (

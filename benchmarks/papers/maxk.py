@@ -24,7 +24,7 @@ from .. import cbsr, training
 from .._table import Benchmark, Limit, Row, Section, numbers, some_of
 from ._data import Labelled, labelled
 from ._learning import Network, Recipe, over_seeds, train
-from ._paper import Claim, Panel, Paper
+from ._paper import Claim, Panel, Paper, of
 
 KS, HIDDEN = (2, 4, 8, 16, 32, 64, 96, 128, 192), 256
 LOST = 0.5  #: most points below ReLU at an eighth of the features
@@ -96,23 +96,12 @@ def approximator(options: argparse.Namespace) -> Iterator[Row]:
         yield row
 
 
-def is_judged(row: Row) -> bool:
-    """Return True for the default wiring at an eighth of the features."""
-    return row["share_of"] == 8 and row["where"] == "input"
-
-
+#: The default wiring at an eighth of the features.
+JUDGED = of(share_of=8, where="input")
 SECTIONS = {
     "accuracy": Section(
         accuracy,
-        (
-            Limit(
-                "lost",
-                "each",
-                most=LOST,
-                where=is_judged,
-                on=("cpu", "cuda"),
-            ),
-        ),
+        (Limit("lost", "each", most=LOST, where=JUDGED, on=("cpu", "cuda")),),
     ),
     "epochs": training.SECTIONS["maxk"],
     "kernels": cbsr.SECTIONS["products"],
@@ -122,14 +111,14 @@ EXTRA = {"k": numbers, "seeds": numbers, "models": some_of(MODELS)}
 PAPER = Paper(
     Benchmark("papers-maxk", __doc__, SECTIONS, EXTRA),
     (
-        Claim("points lost at an eighth, most", "about 0", "accuracy", "lost", is_judged, max),
+        Claim("points lost at an eighth, most", "about 0", "accuracy", "lost", JUDGED, max),
         Claim(
             "epoch of SAGE over DGL (here torch.sparse), k=16, planted reddit",
             *("3.2", "epochs", "over_peer"),
-            lambda row: row["case"] == "SAGE k=16 reddit",
+            of(case="SAGE k=16 reddit"),
         ),
-        Claim("SpGEMM over cuSPARSE, k=16", "", "kernels", "spgemm_ratio", lambda r: r["k"] == 16),
-        Claim("SSpMM over cuSPARSE, k=16", "", "kernels", "sspmm_ratio", lambda r: r["k"] == 16),
+        Claim("SpGEMM over cuSPARSE, k=16", "", "kernels", "spgemm_ratio", of(k=16)),
+        Claim("SSpMM over cuSPARSE, k=16", "", "kernels", "sspmm_ratio", of(k=16)),
     ),
     (
         Panel("accuracy", "lost", "points below ReLU", "k", ("graph", "model", "where"), log=True),

@@ -5,18 +5,11 @@
 - ``layers``: GraphSAGE, GIN, SGConv and TAGConv (figure 10).
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from .. import plan
-from .._table import Benchmark, Row
-from ._paper import Claim, Panel, Paper
-
-
-def of(model: str, kind: str) -> Callable[[Row], bool]:
-    """Return the test of a row for a model in inference or training."""
-    return lambda row: (row["model"], row["kind"]) == (model, kind)
-
+from .._table import Benchmark
+from ._paper import Claim, Panel, Paper, of
 
 SECTIONS = {
     "grid": plan.SECTIONS["grid"],
@@ -27,21 +20,17 @@ OVER = "over_default"
 PAPER = Paper(
     Benchmark("papers-sensei", __doc__, SECTIONS, plan.EXTRA),
     (
-        Claim("GCN inference over the default", "1.17", "grid", OVER, of("gcn", "inference")),
-        Claim("GCN training over the default", "1.04", "grid", OVER, of("gcn", "training")),
-        Claim(
-            "GAT inference over the default, our layer",
-            "1.5",
-            "grid",
-            "over_own",
-            of("gat", "inference"),
-        ),
-        Claim(
-            "GAT training over the default, our layer",
-            "1.61",
-            "grid",
-            "over_own",
-            of("gat", "training"),
+        *(
+            Claim(
+                f"{model.upper()} {kind} over {baseline}",
+                *(theirs, "grid", column),
+                where=of(model=model, kind=kind),
+            )
+            for model, baseline, column, figures in (
+                ("gcn", "the default", OVER, ("1.17", "1.04")),
+                ("gat", "the default, our layer", "over_own", ("1.5", "1.61")),
+            )
+            for kind, theirs in zip(("inference", "training"), figures, strict=True)
         ),
         Claim("share of the fastest composition", "", "grid", "of_oracle"),
     ),

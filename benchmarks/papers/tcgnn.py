@@ -30,7 +30,7 @@ def condensed(options: argparse.Namespace) -> Iterator[Row]:
     for name, A in _graphs.loaded(options, generated, cpu=("small",), real=GRAPHS):
         T = A.tosgt(MMA_TILE)
         walls = [
-            _harness.wall_ms(lambda A=A: A.tosgt(MMA_TILE), cuda=options.cuda) for _ in "12345"
+            _harness.wall_ms(lambda A=A: A.tosgt(MMA_TILE), cuda=options.cuda) for _ in range(5)
         ]
         X = _graphs.uniform(A.indptr, (A.n_cols, FEAT))
         calls = {"ms": lambda A=A, X=X: spmm(A, X)}
@@ -44,10 +44,7 @@ def condensed(options: argparse.Namespace) -> Iterator[Row]:
 SECTIONS = {
     "condensed": Section(
         condensed,
-        (
-            Limit("saved", "median"),
-            Limit("translation", "median", most=0.02),
-        ),
+        (Limit("saved", "median"), Limit("translation", "median", most=0.02)),
     ),
     "epochs": training.SECTIONS["tcgnn"],
     "kernels": tiles.SECTIONS["table"],
@@ -71,11 +68,11 @@ PAPER = Paper(
             Claim(
                 f"epoch of {model} over DGL (here PyG)",
                 *("1.70", "epochs", "over_peer"),
-                where=of("model", model),
+                where=of(model=model),
             )
             for model in ("GCN", "AGNN")
         ),
-        Claim("product in TF32 over cuSPARSE", "", "kernels", "over_cusparse", of("dtype", "tf32")),
+        Claim("product in TF32 over cuSPARSE", "", "kernels", "over_cusparse", of(dtype="tf32")),
     ),
     (
         Panel("condensed", "saved", "share of tiles saved"),
