@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -80,7 +81,7 @@ def name(request):
 def by_products(request, monkeypatch):
     """Compose AGNN of three products, as for a graph with tiles, where a case says so."""
     if "of products" in request.node.name:
-        monkeypatch.setattr(transformer, "has_tiles", lambda graph: True)
+        monkeypatch.setattr(transformer, "_composing_pays", lambda ends, x: True)
 
 
 def made(name, device="cpu", dtype=torch.float32, *, layers=LAYERS):
@@ -374,3 +375,23 @@ def test_ends_that_do_not_fit_are_refused(name):
     if name == "gatv2":
         with pytest.raises(DtypeError, match=r"x\[1\] is None: scores are of both ends"):
             mine((x[0], None), given)
+
+
+@pytest.mark.parametrize(
+    ("n", "nnz", "feat", "dtype", "pays"),
+    [
+        (1_000, 99_999, 128, torch.float32, False),  # a small graph
+        (10_000, 100_000, 16, torch.float16, True),
+        (1_000, 100_000, 63, torch.float32, False),  # narrow features and long rows
+        (1_000, 100_000, 64, torch.float32, True),
+        (1_000, 100_000, 127, torch.bfloat16, False),
+    ],
+)
+def test_tiles_are_used_where_three_operations_take_less_time(
+    n, nnz, feat, dtype, pays, monkeypatch
+):
+    x, ends = torch.zeros(n, feat, dtype=dtype), SimpleNamespace(graph=None)
+    ends.tensors = SimpleNamespace(nnz=nnz)
+    for has in (False, True):
+        monkeypatch.setattr(transformer, "has_tiles", lambda graph, has=has: has)
+        assert transformer._composing_pays(ends, x) == (has and pays)
