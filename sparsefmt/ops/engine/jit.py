@@ -269,10 +269,9 @@ def compile_all() -> int:
         device = current_device()
     except import_cupy().cuda.runtime.CUDARuntimeError as error:
         raise DeviceError(f"there is no CUDA device: {error}") from error
-    Device = import_cupy().cuda.Device
 
     def compile_one(name: tuple[str, str]) -> None:
-        with Device(device):  # of this thread
+        with import_cupy().cuda.Device(device):  # of this thread
             if (device, *name) not in _compiled:
                 _compile(device, *name)
 
