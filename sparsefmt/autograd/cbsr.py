@@ -20,7 +20,7 @@ from ..ops.engine.bind import word
 from .engine import checks as _check
 from .engine.library import LibraryOp, narrowed
 from .engine.recording import recorded, taped
-from .matmul import Factors, csr_operands, factor_gradients, restored, scaled
+from .matmul import Factors, csr_operands, factor_gradients, multiply, restored, scaled
 from .tensors.prepare import GraphLike, tensors_of
 from .tensors.shared import Shared
 from .tensors.tensors import GraphTensors
@@ -158,7 +158,9 @@ def maxk_aggregate(
     unless ``torch.use_deterministic_algorithms(True)``, which is slower where k is small; all else
     is deterministic.  What an implicit zero of ``maxk(x, k)`` meets, Inf or NaN, adds nothing.  For
     the gradient of ``x`` only the columns are saved, ``n_cols * k`` bytes up to 256 features; for
-    those of the others, the values too.  Autocast narrows before the choice is made.  MaxK-GNN
+    those of the others, the values too.  Without weights and ``col_scale`` a GPU multiplies dense
+    features where k is over 64 and a fourth of the features, or 64 or more in 2 bytes: that is
+    faster there.  Autocast narrows before the choice is made.  MaxK-GNN
     (ASPLOS'24), sections 3 and 4.
     """
     if type(reduce) is not str or reduce not in REDUCTIONS:
@@ -252,7 +254,22 @@ def spgemm(
 
     ``factors`` are edge values, and the scales of rows and columns.
     """
+    if dense_is_faster(data, feat, *factors):
+        return multiply(
+            tensors, False, to_dense(columns, data, feat), None, factors[1], None, reduce
+        )
     return taped(_Spgemm, _spgemm, (data, *factors), columns, feat, tensors, reduce)
+
+
+def dense_is_faster(data: Tensor, feat: int, *factors: Tensor | None) -> bool:
+    """Return True if a dense product takes less time, as measured on an H200, and no 0 meets Inf.
+
+    Features alone meet none: a zero of theirs is added, not multiplied.
+    """
+    if not data.is_cuda or factors[0] is not None or factors[2] is not None:
+        return False
+    k = data.shape[1]
+    return k >= 64 if data.itemsize == 2 else k > 64 and 4 * k >= feat
 
 
 def _spgemm(data: Tensor, *args: Any) -> Tensor:

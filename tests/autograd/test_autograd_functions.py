@@ -1,6 +1,7 @@
 """Functions where ``tests/laws`` do not go: kept features, messages, samples, attention."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from laws.calls import assert_same, messages, product_of_largest  # noqa: E402
 from torch.autograd import gradcheck  # noqa: E402
 
 from sparsefmt import COO, CSR, DtypeError, Graph, ShapeError, autograd  # noqa: E402
+from sparsefmt.autograd import cbsr  # noqa: E402
 from sparsefmt.autograd.engine import precision  # noqa: E402
 from sparsefmt.autograd.engine.precision import bf16_is_allowed  # noqa: E402
 from sparsefmt.ops.attention.score import Options  # noqa: E402
@@ -55,6 +57,41 @@ def test_maxk_keeps_the_largest_and_lets_their_gradient_pass(device, feat, k, dt
     y.backward(grad.detach())
     assert torch.equal(y, torch.where(mask(x, k), x, 0))
     assert torch.equal(x.grad, torch.where(mask(x, k), grad, 0))
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_dense_product_of_kept_features_is_the_same(device, dtype, reduce, monkeypatch):
+    graph = make_graph(9, 6, 40, device=device)
+    x, r, grad = tensors(device, (6, 300), (9,), (9, 300), dtype=dtype)
+    with torch.no_grad():
+        x[1, :2], x[2, 3] = torch.tensor([NAN, -INF]), INF
+    results = []
+    for is_dense in (False, True):
+        monkeypatch.setattr(cbsr, "dense_is_faster", lambda *_, is_dense=is_dense: is_dense)
+        y = autograd.maxk_aggregate(graph, x, 99, reduce=reduce, row_scale=r)
+        results.append((y, *torch.autograd.grad(y, (x, r), grad)))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("k", "feat", "dtype", "expected"),
+    [
+        (65, 260, torch.float32, True),
+        (65, 261, torch.float32, False),
+        (64, 64, torch.float32, False),
+        (64, 999, torch.float16, True),
+        (63, 64, torch.bfloat16, False),
+    ],
+)
+def test_where_a_dense_product_is_faster(k, feat, dtype, expected):
+    data, some = torch.empty(3, k, dtype=dtype), torch.ones(3)
+    assert not cbsr.dense_is_faster(data, feat, None, None, None)
+    on_gpu = SimpleNamespace(shape=data.shape, itemsize=data.itemsize, is_cuda=True)
+    assert cbsr.dense_is_faster(on_gpu, feat, None, some, None) == expected
+    for factors in ((some, None, None), (None, None, some)):
+        assert not cbsr.dense_is_faster(on_gpu, feat, *factors)
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
