@@ -254,22 +254,18 @@ def spgemm(
 
     ``factors`` are edge values, and the scales of rows and columns.
     """
-    if dense_is_faster(data, feat, *factors):
-        return multiply(
-            tensors, False, to_dense(columns, data, feat), None, factors[1], None, reduce
-        )
+    values, rows, cols = factors
+    if data.shape[1] >= 64 and values is None and cols is None and dense_is_faster(data, feat):
+        # Without factors no zero meets Inf: it is added, not multiplied.
+        dense = to_dense(columns, data, feat)
+        return multiply(tensors, False, dense, None, rows, None, reduce)
     return taped(_Spgemm, _spgemm, (data, *factors), columns, feat, tensors, reduce)
 
 
-def dense_is_faster(data: Tensor, feat: int, *factors: Tensor | None) -> bool:
-    """Return True if a dense product takes less time, as measured on an H200, and no 0 meets Inf.
-
-    Features alone meet none: a zero of theirs is added, not multiplied.
-    """
-    if not data.is_cuda or factors[0] is not None or factors[2] is not None:
-        return False
+def dense_is_faster(data: Tensor, feat: int) -> bool:
+    """Return True if a dense product takes less time, as measured on an H200; k is 64 at least."""
     k = data.shape[1]
-    return k >= 64 if data.itemsize == 2 else k > 64 and 4 * k >= feat
+    return data.is_cuda and (data.itemsize == 2 or k > 64 and 4 * k >= feat)
 
 
 def _spgemm(data: Tensor, *args: Any) -> Tensor:

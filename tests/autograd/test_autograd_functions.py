@@ -82,16 +82,12 @@ def test_a_dense_product_of_kept_features_is_the_same(device, dtype, reduce, mon
         (65, 261, torch.float32, False),
         (64, 64, torch.float32, False),
         (64, 999, torch.float16, True),
-        (63, 64, torch.bfloat16, False),
     ],
 )
 def test_where_a_dense_product_is_faster(k, feat, dtype, expected):
-    data, some = torch.empty(3, k, dtype=dtype), torch.ones(3)
-    assert not cbsr.dense_is_faster(data, feat, None, None, None)
-    on_gpu = SimpleNamespace(shape=data.shape, itemsize=data.itemsize, is_cuda=True)
-    assert cbsr.dense_is_faster(on_gpu, feat, None, some, None) == expected
-    for factors in ((some, None, None), (None, None, some)):
-        assert not cbsr.dense_is_faster(on_gpu, feat, *factors)
+    data = SimpleNamespace(shape=(3, k), itemsize=dtype.itemsize, is_cuda=True)
+    assert cbsr.dense_is_faster(data, feat) == expected
+    assert not cbsr.dense_is_faster(torch.empty(3, k, dtype=dtype), feat)
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
