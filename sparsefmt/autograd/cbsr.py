@@ -265,7 +265,7 @@ def spgemm(
 def dense_is_faster(data: Tensor, feat: int) -> bool:
     """Return True if a dense product takes less time, as measured on an H200; k is 64 at least."""
     k = data.shape[1]
-    return data.is_cuda and (data.itemsize == 2 or k > 64 and 4 * k >= feat)
+    return data.is_cuda and (data.itemsize == 2 or (k > 64 and 4 * k >= feat))
 
 
 def _spgemm(data: Tensor, *args: Any) -> Tensor:
