@@ -193,6 +193,7 @@ def frombuffer(shape):
     return b"\x80\2cnumpy.core.numeric\n_frombuffer\n(K\1N" + shape + b"X\1\0\0\0CtR."
 
 
+LARGE = b"(\x8a\x09" + bytes(7) + b"\x80\0t"
 LISTS = b"]q\0" + b"".join(b"](h%ch%ceq%c" % (i, i, i + 1) for i in range(28))
 
 
@@ -225,7 +226,7 @@ BAD = {
     "tests": ({"tx": TX[:1], "ty": TY[:1]}, "the parts do not fit together"),
     "shape": ({"x": frombuffer(b"(K\1(%stt" % LISTS)}, "a shape with other sizes"),
     "long shape": ({"x": frombuffer(b"(" + b"K\1" * 33 + b"t")}, "a tuple as a shape"),
-    "large shape": ({"x": frombuffer(b"(\x8a\x09" + bytes(7) + b"\x80\0t")}, "with other sizes"),
+    "large shape": ({"x": frombuffer(LARGE)}, "a shape with other sizes"),
     "half dense": ({"tx": TX}, "allx and tx are not both sparse or both dense"),
 }
 
