@@ -3,7 +3,7 @@
 import gc
 import math
 from functools import partial
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 from weakref import ref
 
 import pytest
@@ -108,9 +108,9 @@ def test_maxk_sends_its_values_and_column_numbers_alone(group, width, number):
     found = []
     for conv in (nn.SAGEConv(width, width, k=k), nn.SAGEConv(width, width)):
         conv.to(here())
-        found.append(sent(graph, lambda conv=conv: conv(x, graph))[1])
-        found.append(sent(graph, lambda conv=conv: conv(x, graph).sum().backward())[1])
-    forward, step, dense_forward, dense_step = found
+        forward = sent(graph, lambda conv=conv: conv(x, graph))[1]
+        found.append((forward, sent(graph, lambda conv=conv: conv(x, graph).sum().backward())[1]))
+    (forward, step), (dense_forward, dense_step) = found
     assert forward / dense_forward == (k * (4 + number)) / (width * 4)
     assert step / dense_step < 1 / 5
 
@@ -120,10 +120,8 @@ def test_features_travel_in_a_narrower_dtype(group):
     graph, whole = shared_graph(group, exchange_dtype=torch.bfloat16)
     wide, _ = shared_graph(group)
     given = numbers(N, FEAT).float()
-    x = given.clone().requires_grad_()
-    y = spmm(whole, x)
-    own = graph.rows_of(given).clone().requires_grad_()
-    z = dist_spmm(graph, own)
+    x, own = given.clone().requires_grad_(), graph.rows_of(given).clone().requires_grad_()
+    y, z = spmm(whole, x), dist_spmm(graph, own)
     z.sum().backward()
     y.sum().backward()
     pairs = [(z.detach(), graph.rows_of(y.detach())), (own.grad, graph.rows_of(x.grad))]
@@ -354,9 +352,7 @@ def assert_told(cases, words, group):
 def test_ranks_that_differ_are_refused_alike_by_the_number_of_the_rank(group):
     whole = Graph.from_edge_index(edges_of("random"), num_nodes=N)
     rank = dist.get_rank(group)
-    last = rank == 2
-    even = (0, 20, 40, N)
-    mine = edges_of("random")
+    last, even, mine = rank == 2, (0, 20, 40, N), edges_of("random")
     mine = mine[:, (mine[1] >= even[rank]) & (mine[1] < even[rank + 1])]
     wrong = mine.clone()
     wrong[1] += 20 * last
@@ -380,13 +376,8 @@ def test_a_rank_that_runs_out_of_memory_tells_the_others(group):
     rank, real = dist.get_rank(group), graph_module.halo_of
     errors = [MemoryError(), ValueError("odd"), torch.OutOfMemoryError("CUDA out of memory.")]
     for who, error in [*((rank == 1, one) for one in errors), (True, errors[0])]:
-
-        def fails(*_, who=who, error=error):
-            if who:
-                raise error
-            return real(*_)
-
-        with patch.object(graph_module, "halo_of", fails):
+        failing = Mock(side_effect=error if who else real)
+        with patch.object(graph_module, "halo_of", failing):
             kind, text = said_of(lambda: shared_graph(group))
         if who:
             assert (kind, text) == (type(error).__name__, str(error))
@@ -401,36 +392,33 @@ def test_a_rank_that_runs_out_of_memory_tells_the_others(group):
 def test_products_that_differ_between_ranks_are_named_while_debugging(group):
     graph, whole = shared_graph(group)
     odd = graph.rank == dist.get_world_size(group) - 1
-    x = graph.rows_of(numbers(N, FEAT)).clone()
-    weight = numbers(graph.local.nnz)
+    x, weight = graph.rows_of(numbers(N, FEAT)).clone(), numbers(graph.local.nnz)
     mean, other = "mean" if odd else "sum", "max" if odd else "sum"
+    scale, narrow = x[:, 0] if odd else None, x[:, 1:] if odd else x
     cases = {
         "reduce is mean": lambda: dist_spmm(graph, x, reduce=mean),
         "edge_weight is torch.float64": lambda: dist_spmm(graph, x, weight if odd else None),
-        "col_scale is torch.float64": lambda: dist_spmm(
-            graph, x, col_scale=x[:, 0] if odd else None
-        ),
-        "x is torch.float64 with rows of shape (4,)": lambda: dist_spmm(
-            graph, x[:, 1:] if odd else x
-        ),
+        "col_scale is torch.float64": lambda: dist_spmm(graph, x, col_scale=scale),
+        "x is torch.float64 with rows of shape (4,)": lambda: dist_spmm(graph, narrow),
         "x is torch.float32": lambda: dist_spmm(graph, x.float() if odd else x),
         "x is a list: give": lambda: dist_spmm(graph, x.tolist() if odd else x),
         "x.requires_grad is True": lambda: dist_spmm(graph, x.clone().requires_grad_(odd)),
         "k is 3": lambda: graph.maxk_aggregate(x, 3 if odd else 2),
         "k is 2": lambda: graph.maxk_aggregate(x, 2) if odd else dist_spmm(graph, x),
         "the call is an exchange": lambda: graph.spmm(x, reduce=other),
-        "x.shape[1:] is (4,)": lambda: graph.extended(x[:, 1:] if odd else x),
+        "x.shape[1:] is (4,)": lambda: graph.extended(narrow),
     }
     with patch.object(checks, "DEBUG", True):
         said = assert_told(cases.values(), cases, group)
         dist_spmm(graph, x)
         if odd:
             graph.forget()
-        words = ["whether x is as it was exchanged is False"]
-        said += assert_told([lambda: dist_spmm(graph, x)], words, group)
-        with torch.set_grad_enabled(odd):
-            words = ["torch.is_grad_enabled() is True"]
-            said += assert_told([lambda: dist_spmm(graph, x)], words, group)
+        for enabled, word in (
+            (True, "whether x is as it was exchanged is False"),
+            (odd, "torch.is_grad_enabled() is True"),
+        ):
+            with torch.set_grad_enabled(enabled):
+                said += assert_told([lambda: dist_spmm(graph, x)], [word], group)
         wanted = graph.rows_of(spmm(whole, numbers(N, FEAT)))
         assert worst([(dist_spmm(graph, x.clone()), wanted)]) < 1e-12
     return said
@@ -538,17 +526,14 @@ def test_an_exchange_keeps_nothing_upstream(group):
 def test_means_of_two_bytes_divide_in_float32(group, dtype, k, autocast):
     """Two times 20 000 / 40 000, which rounds to 1/2; a float16 of 1 / 40 000 is off by 0.001."""
     n, hub = 40_000, 3
-    sources = torch.arange(n)
-    edges = torch.stack([sources, torch.full_like(sources, hub)])
+    edges = torch.stack([torch.arange(n), torch.full((n,), hub)])
     whole = Graph.from_edge_index(edges, num_nodes=n)
     graph = DistGraph.of(whole, (0, n // 2, n), group)
     x = torch.ones(n, 2, dtype=torch.float32 if autocast else dtype)
     own = graph.rows_of(x).clone().requires_grad_()
+    product = partial(dist_spmm, graph, own) if k is None else partial(graph.maxk_aggregate, own, k)
     with torch.autocast("cpu", dtype, enabled=autocast):
-        if k is None:
-            y = dist_spmm(graph, own, reduce="mean")
-        else:
-            y = graph.maxk_aggregate(own, k, reduce="mean")
+        y = product(reduce="mean")
     assert y.dtype is dtype
     y.float().mul(n).sum().backward()
     wanted = graph.rows_of(torch.zeros(n, 2))

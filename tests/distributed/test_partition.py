@@ -49,13 +49,11 @@ def together(folder, ranks):
     order = found.order()
     order = np.arange(found.vertices) if order is None else order
     edges = order[np.concatenate([part.edge_index for part in parts], axis=1)]
-    weights = [part.edge_weight for part in parts]
-    data = {"features": [p.features for p in parts], "labels": [p.labels for p in parts]}
+    data = {name: [getattr(p, name) for p in parts] for name in ("features", "labels")}
     data |= {name: [p.masks[name] for p in parts] for name in parts[0].masks}
-    back = np.argsort(order)
-    whole = {
-        name: np.concatenate(pieces)[back] for name, pieces in data.items() if pieces[0] is not None
-    }
+    given = {name: pieces for name, pieces in data.items() if pieces[0] is not None}
+    whole = {name: np.concatenate(pieces)[np.argsort(order)] for name, pieces in given.items()}
+    weights = [part.edge_weight for part in parts]
     return edges, None if weights[0] is None else np.concatenate(weights), whole
 
 
@@ -105,11 +103,8 @@ def test_the_largest_end_of_an_edge_counts_the_vertices(tmp_path, ends):
 def test_a_fingerprint_is_that_of_earlier_releases(tmp_path):
     ends = np.arange(6)
     data = {"features": np.eye(6, 2), "labels": ends % 2, "masks": {"train": ends < 3}}
-    pieces = [(ends, ends[::-1], ends + 0.5)]
-    assert (
-        write_partition(pieces, tmp_path / "parts", 2, **data).graph
-        == "0547bf202922e925b830553b88c0a3cd"
-    )
+    said = write_partition([(ends, ends[::-1], ends + 0.5)], tmp_path / "parts", 2, **data)
+    assert said.graph == "0547bf202922e925b830553b88c0a3cd"
 
 
 def test_a_fingerprint_knows_graph_and_data_but_not_parts_or_order(tmp_path):
@@ -189,10 +184,9 @@ def test_files_are_written_in_blocks_within_one_bound(tmp_path, monkeypatch, bou
     """24 files of 100 pieces are opened a few times each, and hold no more than they may."""
     ends = edges_of(count=20_000)
     weight = np.random.default_rng(2).normal(size=20_000)
-    opens, held, write = [], [], cutting._NewArray.write
+    held, write = [], cutting._NewArray.write
 
     def counted(file):
-        opens.append(file.path)
         held.append(file.waiting)
         write(file)
 
@@ -203,7 +197,7 @@ def test_files_are_written_in_blocks_within_one_bound(tmp_path, monkeypatch, bou
         monkeypatch.setattr(cutting, "default_limit", lambda: 1 << 18)
     pieces = [(*ends[:, i : i + 200], weight[i : i + 200]) for i in range(0, 20_000, 200)]
     write_partition(pieces, tmp_path / "parts", 8, num_nodes=N)
-    assert 24 < len(opens) < 24 * 8
+    assert 24 < len(held) < 24 * 8
     assert max(held) < (1 << 14) + 200 * 8
     edges, weights, _ = together(tmp_path / "parts", 8)
     assert triples(edges, weights) == triples(ends, weight)
@@ -213,9 +207,8 @@ def test_pieces_of_ones_own_and_files_of_data(tmp_path):
     ends, data = edges_of(), vertex_data()
     np.save(tmp_path / "x.npy", data["features"])
     pieces = [(ends[0, :100], ends[1, :100]), (ends[0, 100:], ends[1, 100:])]
-    write_partition(
-        pieces, tmp_path / "parts", 2, num_nodes=N, features=tmp_path / "x.npy", labels=None
-    )
+    more = {"features": tmp_path / "x.npy", "labels": None}
+    write_partition(pieces, tmp_path / "parts", 2, num_nodes=N, **more)
     edges, _, whole = together(tmp_path / "parts", 2)
     assert triples(edges) == triples(ends)
     assert (whole["features"] == data["features"]).all()
@@ -273,7 +266,7 @@ def test_vertices_without_edges_go_to_the_lightest_parts():
     assert sorted(order.perm.tolist()) == list(range(40))
     sizes = np.diff(bounds)
     assert sizes.sum() == 40
-    assert sizes.max() - sizes.min() <= 4
+    assert np.ptp(sizes) <= 4
 
 
 def test_metis_that_is_missing_is_named(monkeypatch):
@@ -334,10 +327,7 @@ def test_wrong_arguments_are_refused_and_leave_nothing(tmp_path, name):
 def test_a_file_of_features_that_is_no_array_is_refused(tmp_path, how):
     path = tmp_path / "x.npy"
     with path.open("wb") as file:
-        if how == "zip":
-            np.savez(file, x=np.ones((N, 2)))
-        else:
-            file.write(b"1 2 3")
+        np.savez(file, x=np.ones((N, 2))) if how == "zip" else file.write(b"1 2 3")
     with pytest.raises(errors.FileFormatError, match=r"x\.npy: the array is .*numpy\.save"):
         write_partition(graph_of(edges_of()), tmp_path / "parts", 2, features=path)
 
@@ -353,14 +343,13 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path):
         read_partition(tmp_path / "mine")
 
 
-@pytest.mark.parametrize(
-    "passes",
-    [
-        [edges_of(), edges_of(seed=1)],
-        [np.zeros((2, 1), int), np.array([[1], [0]])],  # to a vertex that was not there
-        [np.zeros((2, 1), int), np.array([[0], [1]])],
-    ],
-)
+LOOP = np.zeros((2, 1), int)
+PASSES = [
+    [LOOP, np.array(edge)] for edge in ([[1], [0]], [[0], [1]])
+]  # a vertex was not there
+
+
+@pytest.mark.parametrize("passes", [[edges_of(), edges_of(seed=1)], *PASSES])
 def test_a_graph_that_changes_between_passes_is_refused(tmp_path, passes):
     class Changing:
         times = 0
@@ -387,10 +376,7 @@ def test_more_ranks_than_parts_are_refused(folder):
         read_part(folder, 2, 2)
 
 
-FILES = ["source", "target", "features", "labels", "train"]
-
-
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", ["source", "target", "features", "labels", "train"])
 @pytest.mark.parametrize("how", ["flip", "cut", "more", "gone", "pickle"])
 def test_a_damaged_file_is_refused(folder, name, how):
     path = folder / "part1" / f"{name}.npy"
@@ -446,9 +432,7 @@ def test_a_damaged_header_is_refused(folder, name):
         texts = [json.dumps(said | {"checksum": c}).encode() for c in (checksum(said), 1)]
     for text in texts:
         path.write_bytes(text)
-        with pytest.raises(
-            errors.FileFormatError, match=r"partition\.json: .*copy the folder again"
-        ):
+        with pytest.raises(errors.FileFormatError, match=r"partition\.json: .*copy the folder ag"):
             read_partition(folder)
 
 
@@ -482,11 +466,11 @@ def test_a_later_format_and_another_folder_are_refused(folder, tmp_path):
 
 
 BROKEN_NPZ = {
-    "indptr": {"indptr": np.array([0, 3, 2])},
-    "short": {"indices": np.array([0])},
-    "long": {"indices": np.array([0, 1, 1, 0])},
-    "beyond": {"indices": np.array([0, 1, 2])},
-    "negative": {"indices": np.array([0, 1, -1])},
+    "indptr": {"indptr": [0, 3, 2]},
+    "short": {"indices": [0]},
+    "long": {"indices": [0, 1, 1, 0]},
+    "beyond": {"indices": [0, 1, 2]},
+    "negative": {"indices": [0, 1, -1]},
     "more values": {"data": np.ones(5)},
     "fewer values": {"data": np.ones(2)},
 }
@@ -494,11 +478,7 @@ BROKEN_NPZ = {
 
 @pytest.mark.parametrize("name", BROKEN_NPZ)
 def test_a_csr_that_contradicts_itself_is_refused_in_pieces_too(tmp_path, name):
-    good = {
-        "indptr": np.array([0, 2, 3]),
-        "indices": np.array([0, 1, 1]),
-        "shape": np.array([2, 2]),
-    }
+    good = {"indptr": [0, 2, 3], "indices": [0, 1, 1], "shape": [2, 2]}
     np.savez(tmp_path / "graph.npz", **(good | BROKEN_NPZ[name]))
     with pytest.raises(errors.FileFormatError, match=r"graph\.npz"):
         list(chunks.read_chunks(tmp_path / "graph.npz"))

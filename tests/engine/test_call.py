@@ -198,8 +198,7 @@ def test_what_runs_is_explained_though_it_was_prepared(row):
 
 
 def test_a_call_that_all_kernels_refuse_names_their_reasons(row):
-    made = row[0]
-    only = Op("toy", (), results=lambda *_: (), kernels=made.kernels[:1], library=False)
+    only = Op("toy", (), results=lambda *_: (), kernels=row[0].kernels[:1], library=False)
     with pytest.raises(UnsupportedError, match=r"no kernel can run this toy[^?]*it is narrow"):
         call(only, structure(), Array(10))
 
@@ -260,13 +259,11 @@ def test_calls_that_a_kernel_would_see_apart_are_cases_apart(library, monkeypatc
 
 
 def test_a_transpose_that_is_cut_otherwise_is_another_case():
-    memory, some = Memory(), structure()
-    memory.pointer = lambda a: a.address
+    memory, some, first = Memory(), structure(), Launcher(lambda S, m, x: None)
+    memory.pointer = memory.address
     cases = []
     for T in (some, structure(blocks=99), structure(n_cuts=99), structure(nnz=99)):
-        args, case, *_ = engine._transpose_first(
-            Launcher(lambda S, m, x: None), memory, some, (T, Array(7)), ()
-        )
+        args, case, *_ = engine._transpose_first(first, memory, some, (T, Array(7)), ())
         assert args[0] is T
         cases.append(case)
     assert len(set(cases)) == 3
@@ -297,15 +294,10 @@ def test_structures_of_about_one_size_share_what_depends_on_neither_size_nor_pla
         one.cases_of("spmm", lambda at: at.nnz > 9) for one in (S, T, large, alone)
     )
     assert of_S is of_T is S.cases["spmm"]
-    assert not any(
-        other is of_S for other in (of_large, of_alone, S.cases_of("sddmm", lambda _: 0))
-    )
+    others = of_large, of_alone, S.cases_of("sddmm", lambda _: 0)
+    assert all(other is not of_S for other in others)
     asked = []
-
-    def question(at, feat):
-        asked.append(at)
-        return feat
-
+    question = lambda at, feat: asked.append(at) or feat  # noqa: E731
     for one in (S, T, S):
         one.prepared(question, 64)
     assert asked == [S, T]  # each by itself
@@ -330,8 +322,7 @@ def test_what_was_prepared_is_no_part_of_a_structure():
     S, T = structure(), structure()
     S.prepared(lambda *_: "prepared")
     assert S == T
-    assert hash(S) == hash(T)
-    assert repr(S) == repr(T)
+    assert (hash(S), repr(S)) == (hash(T), repr(T))
 
 
 def test_structures_alike_of_sizes_without_end_do_not_all_keep_what_was_prepared():

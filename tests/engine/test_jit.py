@@ -1,6 +1,7 @@
 """What a launch hands to the driver, seen by a stand-in for ``cuLaunchKernelEx``."""
 
 import ctypes
+import re
 import struct
 import threading
 from types import SimpleNamespace
@@ -114,14 +115,7 @@ def load(layout="Pi", kernel="k"):
 
 def codes(layout):
     """``"2Pi"`` -> ``"PPi"``."""
-    digits, found = "", ""
-    for one in layout:
-        if one.isdigit():
-            digits += one
-        else:
-            found += one * int(digits or 1)
-            digits = ""
-    return found
+    return "".join(one * int(times or 1) for times, one in re.findall(r"(\d*)(\D)", layout))
 
 
 @pytest.mark.parametrize(
@@ -142,11 +136,8 @@ def test_a_launch_names_function_grid_block_and_stream(driver, blocks, grid):
 def test_parameters_lie_as_in_c(driver, layout):
     types = codes(layout)
     args = [FIRST[code] + k for k, code in enumerate(types)]
-    oracle = type(
-        "Parameters",
-        (ctypes.Structure,),
-        {"_fields_": [(f"p{k}", C_TYPES[code]) for k, code in enumerate(types)]},
-    )
+    fields = [(f"p{k}", C_TYPES[code]) for k, code in enumerate(types)]
+    oracle = type("Parameters", (ctypes.Structure,), {"_fields_": fields})
     last = getattr(oracle, f"p{len(types) - 1}")
     load("40P", "longer")(1, (2**48,) * 40, stream=0)  # which must leave nothing behind
     load(layout)(1, tuple(args), stream=0)
@@ -199,9 +190,8 @@ def test_a_thread_without_a_context_gets_one(cupy, driver):
     cupy.device = 3
     load()(5, (1, 2), stream=STREAM)
     assert cupy.calls == [("setDevice", 3)]
-    first, second = driver.launches
-    assert bytes(first.config) == bytes(second.config)
-    assert first.parameters == second.parameters
+    first, second = ((bytes(one.config), one.parameters) for one in driver.launches)
+    assert first == second
 
 
 @pytest.mark.parametrize("statuses", [[INVALID_VALUE], [INVALID_CONTEXT] * 2])

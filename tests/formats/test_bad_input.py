@@ -161,12 +161,7 @@ WRONG: dict[Any, list[tuple[str, Any, type[SparseFmtError], str]]] = {
         ("index", np.int16, DtypeError, r"row\.dtype is int16"),
         ("index", np.complex64, DtypeError, r"is complex64: indices"),
         ("col", np.zeros(2, np.int64), DtypeError, r"col is int64 but row is int32: give both"),
-        (
-            "data",
-            np.ones(2, np.int64),
-            DtypeError,
-            r"data\.dtype is int64: values .* float16, .*cast",
-        ),
+        ("data", np.ones(2, int), DtypeError, r"data\.dtype is int64: values .* float16, .*cast"),
         ("data", np.ones(2, bool), DtypeError, r"dtype is bool: values"),
         ("data", np.ones(2, np.complex64), DtypeError, r"data\.dtype is complex64: values are"),
         ("data", np.ones(2, np.uint8), DtypeError, r"is uint8: values"),

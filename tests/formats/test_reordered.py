@@ -44,13 +44,11 @@ def test_every_format_is_the_matrix_in_the_new_order(xp, A, seed, flip, built):
     dense = host(graph.csr.toarray(np.float64))
     expected = dense[perm][:, perm]
     moved = graph.reordered(order)
-    assert (moved.shape, moved.nnz, moved.weighted) == (graph.shape, graph.nnz, graph.weighted)
-    assert moved.dtype == graph.dtype
-    found = moved.csr, moved.csc, moved.coo, moved.sgt((2, 3)), moved.structure
-    for B in found:
+    for name in ("shape", "nnz", "weighted", "dtype"):
+        assert getattr(moved, name) == getattr(graph, name)
+    for B in (moved.csr, moved.csc, moved.coo, moved.sgt((2, 3)), moved.structure):
         B.check()
-        assert B.device == graph.device
-        assert B.index_dtype == A.index_dtype
+        assert (B.device, B.index_dtype) == (graph.device, A.index_dtype)
         np.testing.assert_array_equal(host(B.toarray(np.float64)), expected)
     for B in (moved.transposed.csr, moved.transposed.csc, moved.transposed.coo):
         np.testing.assert_array_equal(host(B.toarray(np.float64)), expected.T)
@@ -123,7 +121,6 @@ def test_what_is_no_order_of_the_vertices_is_refused(xp, n):
 def test_an_order_on_another_device_is_refused():
     graph = Graph(COO(np.array([1]), np.array([0]), shape=(3, 3)))
     order = order_of(np, 3, 0)
-    with pytest.raises(DeviceError):
-        graph.to("cuda").reordered(order)
-    with pytest.raises(DeviceError):
-        graph.reordered(order.to("cuda"))
+    for one, other in ((graph.to("cuda"), order), (graph, order.to("cuda"))):
+        with pytest.raises(DeviceError):
+            one.reordered(other)

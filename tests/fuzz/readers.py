@@ -87,23 +87,19 @@ def seeds() -> tuple[File, ...]:
                 write(path, B.asformat(format), compressed=format == "csc")
                 found += [File("npz", path.read_bytes()), File("npz", unsealed(path.read_bytes()))]
     S = scipy.sparse.csr_array((np.ones(3), (row, col)), shape=(3, 4))
-    for save in (
-        lambda stream: scipy.sparse.save_npz(stream, S),
-        lambda stream: scipy.sparse.save_npz(stream, S.tocoo()),
-        lambda stream: np.savez(stream, indptr=S.indptr, indices=S.indices, shape=S.shape),
-    ):
-        stream = io.BytesIO()
-        save(stream)
-        found.append(File("npz", stream.getvalue()))
+    streams = [io.BytesIO() for _ in range(3)]
+    scipy.sparse.save_npz(streams[0], S)
+    scipy.sparse.save_npz(streams[1], S.tocoo())
+    np.savez(streams[2], indptr=S.indptr, indices=S.indices, shape=S.shape)
+    found += [File("npz", stream.getvalue()) for stream in streams]
     neighbours = b"(dp0\nI0\n(lp1\nI1\naI2\nasI1\n(lp2\nI0\nasI2\n(lp3\nI0\nas."
     found += [File("graph", neighbours), *corpus()]
     found += [File(ending, folders.seed(ending)) for ending in folders.PLACES]
     for packed, pack in PACKERS.items():  # pieces behind each other, and other bytes behind them
         if packed:
             found += [File(f"csv{packed}", pack(b"0 1\n") * 3 + pack(b"") + b) for b in (b"", b"x")]
-            found.append(
-                File(f"mtx{packed}", pack(b"%%MatrixMarket matrix ") + pack(HEADERS[0].encode()))
-            )
+            market = pack(b"%%MatrixMarket matrix ") + pack(HEADERS[0].encode())
+            found.append(File(f"mtx{packed}", market))
     return tuple(found)
 
 
@@ -145,8 +141,8 @@ def _at(content: bytes, place: int) -> int:
     return place % (len(content) + 1)
 
 
-def _number(content: bytes, place: int, token: bytes) -> bytes:
-    found = list(re.finditer(rb"-?\d+", content))
+def _number(content: bytes, place: int, token: bytes, pattern: bytes = rb"-?\d+") -> bytes:
+    found = list(re.finditer(pattern, content))
     if not found:
         return content
     one = found[place % len(found)]
@@ -155,11 +151,7 @@ def _number(content: bytes, place: int, token: bytes) -> bytes:
 
 def _digit(content: bytes, place: int, token: bytes) -> bytes:
     """Change one digit, which keeps the lengths that a header declares."""
-    found = [at for at, byte in enumerate(content) if 48 <= byte <= 57]
-    if not found:
-        return content
-    at = found[place % len(found)]
-    return content[:at] + b"%d" % (len(token) % 10) + content[at + 1 :]
+    return _number(content, place, b"%d" % (len(token) % 10), rb"\d")
 
 
 def _line(content: bytes, place: int, token: bytes) -> bytes:
@@ -218,10 +210,8 @@ def files(draw: st.DrawFn) -> File:
     ending = draw(st.sampled_from(ENDINGS)) if draw(st.integers(0, 9)) == 9 else file.ending
     if ending in TEXTS:
         packed = draw(st.sampled_from(sorted(PACKERS)))
-        content = edited(
-            PACKERS[packed](content), draw(st.lists(EDIT, max_size=2)) if packed else []
-        )
-        ending += packed
+        damage = draw(st.lists(EDIT, max_size=2)) if packed else []
+        content, ending = edited(PACKERS[packed](content), damage), ending + packed
     return File(ending, content)
 
 

@@ -2,7 +2,8 @@
 
 import subprocess
 import sys
-from types import ModuleType
+from functools import partial
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -38,8 +39,7 @@ def digraph():
 
 def data():
     row, col = X.nonzero()
-    edge_index = torch.from_numpy(np.stack([col, row]))
-    weight = torch.from_numpy(X[row, col])
+    edge_index, weight = map(torch.from_numpy, (np.stack([col, row]), X[row, col]))
     return pyg.Data(edge_index=edge_index, edge_weight=weight, num_nodes=3)
 
 
@@ -58,10 +58,7 @@ SOURCES = {
     "torch csc": (lambda: torch.from_numpy(X).to_sparse_csc(), "csc"),
     "networkx": (digraph, "coo"),
     "pyg": (data, "coo"),
-    "COO": (lambda: sparsefmt.from_dense(X, "coo"), "coo"),
-    "CSR": (lambda: sparsefmt.from_dense(X), "csr"),
-    "CSC": (lambda: sparsefmt.from_dense(X, "csc"), "csc"),
-    "SGT": (lambda: sparsefmt.from_dense(X, "sgt"), "sgt"),
+    **{name.upper(): (partial(sparsefmt.from_dense, X, name), name) for name in FORMATS},
     "Graph": (lambda: Graph(sparsefmt.from_dense(X, "csc")), "csc"),
 }
 
@@ -89,9 +86,7 @@ def test_memory_is_shared():
 
 
 def test_a_dgl_graph_is_known_by_its_class(monkeypatch):
-    module = ModuleType("dgl")
-    module.DGLGraph = DGLGraph
-    monkeypatch.setitem(sys.modules, "dgl", module)
+    monkeypatch.setitem(sys.modules, "dgl", SimpleNamespace(DGLGraph=DGLGraph))
     A = as_sparse(DGLGraph([0, 1], [2, 2], 3, 3))
     assert A.shape == (3, 3)
     assert A.row.tolist() == [2, 2]

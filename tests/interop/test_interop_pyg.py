@@ -54,11 +54,9 @@ def test_a_coo_shares_the_rows_of_edge_index(kind, index_dtype, dtype):
     edge_index, edge_weight = edges(kind, index_dtype), weights(kind, dtype)
     A = from_edge_index(edge_index, edge_weight)
     assert stored_entries(A) == ENTRIES
-    assert A.shape == (4, 4)
-    assert (A.index_dtype, A.dtype.name) == (index_dtype, dtype)
-    assert A.row.ctypes.data == address(edge_index[1])
-    assert A.col.ctypes.data == address(edge_index[0])
-    assert A.data.ctypes.data == address(edge_weight)
+    assert (A.shape, A.index_dtype, A.dtype.name) == ((4, 4), index_dtype, dtype)
+    for ours, theirs in zip((A.col, A.row, A.data), (*edge_index, edge_weight), strict=True):
+        assert address(ours) == address(theirs)
     back, values = to_edge_index(A)
     assert index_dtype == "int32" or back.ctypes.data == address(edge_index)
     assert values.ctypes.data == address(edge_weight)
@@ -71,12 +69,10 @@ def test_a_coo_shares_the_rows_of_edge_index(kind, index_dtype, dtype):
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("format", FORMATS)
 def test_edges_come_in_every_format(kind, index_dtype, weighted, format):
-    A = from_edge_index(
-        edges(kind, index_dtype), weights(kind) if weighted else None, format=format
-    )
+    given_weights = weights(kind) if weighted else None
+    A = from_edge_index(edges(kind, index_dtype), given_weights, format=format)
     assert isinstance(A, FORMATS[format])
-    assert A.index_dtype == index_dtype
-    assert (A.data is not None) == weighted
+    assert (A.index_dtype, A.data is not None) == (index_dtype, weighted)
     expected = ENTRIES if weighted else [(row, col, 1.0) for row, col, _ in ENTRIES]
     assert sorted(stored_entries(A)) == sorted(expected)
 
@@ -96,18 +92,11 @@ def test_a_pair_of_tensors_is_shared_and_one_of_two_index_dtypes_meets_in_int64(
     assert A.index_dtype == np.int64
 
 
-@pytest.mark.parametrize(
-    ("num_nodes", "shape"),
-    [
-        (None, (4, 4)),
-        (4, (4, 4)),
-        (9, (9, 9)),
-        (np.int64(5), (5, 5)),
-        ((4, 2), (2, 4)),
-        ([4, 7], (7, 4)),
-        ((6, 2), (2, 6)),
-    ],
-)
+SHAPES = [(None, (4, 4)), *((n, (n, n)) for n in (4, 9, np.int64(5)))]
+SHAPES += [((4, 2), (2, 4)), ([4, 7], (7, 4)), ((6, 2), (2, 6))]
+
+
+@pytest.mark.parametrize(("num_nodes", "shape"), SHAPES)
 @pytest.mark.parametrize("kind", ["tensor", "array"])
 def test_num_nodes_gives_the_shape(kind, num_nodes, shape):
     assert from_edge_index(edges(kind), num_nodes=num_nodes).shape == shape
@@ -117,8 +106,8 @@ def test_num_nodes_gives_the_shape(kind, num_nodes, shape):
 @pytest.mark.parametrize("num_nodes", [None, 0, 3, (2, 5)])
 def test_no_edges_at_all(empty, num_nodes):
     A = from_edge_index(empty, num_nodes=num_nodes)
-    assert A.nnz == 0
-    assert A.shape == {None: (0, 0), 0: (0, 0), 3: (3, 3), (2, 5): (5, 2)}[num_nodes]
+    shapes = {None: (0, 0), 0: (0, 0), 3: (3, 3), (2, 5): (5, 2)}
+    assert (A.nnz, A.shape) == (0, shapes[num_nodes])
     assert to_edge_index(A)[0].shape == (2, 0)
 
 
@@ -218,34 +207,29 @@ def data(**attributes):
 def test_a_data_is_read_with_its_weights(name, dtype, format):
     A = from_pyg(data(**{name: weights(dtype=dtype)}), format=format)
     assert isinstance(A, FORMATS[format or "coo"])
-    assert A.shape == (6, 6)
-    assert A.dtype.name == dtype
+    assert (A.shape, A.dtype.name) == ((6, 6), dtype)
     assert sorted(stored_entries(A)) == sorted(ENTRIES)
 
 
 def test_a_data_is_shared_and_goes_round_without_a_copy():
     graph = data(edge_weight=weights())
     A = from_pyg(graph)
-    assert A.row.ctypes.data == graph.edge_index[1].data_ptr()
-    assert A.col.ctypes.data == graph.edge_index[0].data_ptr()
-    assert A.data.ctypes.data == graph.edge_weight.data_ptr()
-    graph = data(edge_weight=weights())
-    back = to_pyg(from_pyg(graph))
+    theirs = *graph.edge_index, graph.edge_weight
+    assert [*map(address, (A.col, A.row, A.data))] == [*map(address, theirs)]
+    back = to_pyg(A)
     assert back.edge_index.data_ptr() == graph.edge_index.data_ptr()
     assert back.edge_weight.data_ptr() == graph.edge_weight.data_ptr()
 
 
 def test_edge_weight_goes_before_edge_attr_and_wide_ones_are_no_values():
-    assert (
-        stored_entries(from_pyg(data(edge_weight=weights(), edge_attr=torch.zeros(5)))) == ENTRIES
-    )
+    A = from_pyg(data(edge_weight=weights(), edge_attr=torch.zeros(5)))
+    assert stored_entries(A) == ENTRIES
     for width in (1, 3):
         assert from_pyg(data(edge_attr=torch.ones(5, width))).data is None
     A = from_pyg(data())
     assert A.data is None
     assert to_edge_index(A)[0].tolist() == EDGES
-    A = from_pyg(data(num_nodes=None, x=torch.zeros(8, 2)))
-    assert A.shape == (8, 8)  # from the features
+    assert from_pyg(data(num_nodes=None, x=torch.zeros(8, 2))).shape == (8, 8)  # of the features
 
 
 @pytest.mark.parametrize("layout", ["csr", "coo"])
@@ -288,8 +272,7 @@ def test_a_sparse_tensor_of_torch_sparse_is_shared(weighted):
     A = from_pyg(graph)
     assert isinstance(A, CSR)
     assert A.shape == (2, 3)
-    assert A.indptr.ctypes.data == indptr.data_ptr()
-    assert A.indices.ctypes.data == indices.data_ptr()
+    assert [*map(address, (A.indptr, A.indices))] == [*map(address, (indptr, indices))]
     assert (A.data is None) != weighted
     assert A.data is None or A.data.ctypes.data == value.data_ptr()
     assert from_pyg(graph, format="coo", index_dtype="int32").index_dtype == np.int32
@@ -303,8 +286,7 @@ def test_a_data_is_written(weighted, format, dtype):
     A = A.asformat(format)
     graph = to_pyg(A)
     graph.validate()
-    assert graph.num_nodes == 6
-    assert graph.edge_index.dtype == torch.int64
+    assert (graph.num_nodes, graph.edge_index.dtype) == (6, torch.int64)
     assert ("edge_weight" in graph) == weighted
     assert not weighted or str(graph.edge_weight.dtype) == f"torch.{dtype}"
     assert sorted(stored_entries(from_pyg(graph))) == sorted(stored_entries(A))
@@ -410,17 +392,14 @@ def test_a_hetero_data_gives_a_matrix_and_a_graph_for_each_edge_type():
         source, target = data[edge_type].edge_index.numpy()
         assert A.format == "coo"
         assert A.shape == (5, 4 if edge_type[0] == "author" else 5) == graphs[edge_type].shape
-        assert (A.row == target).all()
-        assert (A.col == source).all()
+        assert np.array_equal(A.coords, (target, source))
         assert A == graphs[edge_type].structure
     assert not graphs["author", "writes", "paper"].weighted
     weights = data["paper", "cites", "paper"].edge_weight.numpy()
     assert (found["paper", "cites", "paper"].data == weights).all()
     assert {A.format for A in as_sparse(data, "csc").values()} == {"csc"}
-    assert {A.dtype for A in from_pyg(data, dtype=np.float64).values()} == {
-        None,
-        np.dtype("float64"),
-    }
+    dtypes = {A.dtype for A in from_pyg(data, dtype=np.float64).values()}
+    assert dtypes == {None, np.dtype("float64")}
 
 
 def test_an_adj_t_of_a_hetero_data_has_its_sizes():
@@ -429,11 +408,10 @@ def test_an_adj_t_of_a_hetero_data_has_its_sizes():
     plain, data = hetero_data(), hetero_data()
     given = ToSparseTensor(attr=None, layout=torch.sparse_csr, remove_edge_index=True)(data)
     found, expected = as_sparse(given), as_sparse(plain)
-    for edge_type in expected:
+    for edge_type, A in expected.items():
         assert found[edge_type].format == "csr"
-        assert (found[edge_type].toarray() > 0).tolist() == (
-            expected[edge_type].with_data(None).toarray() > 0
-        ).tolist()
+        cells = A.with_data(None).toarray() > 0
+        assert np.array_equal(found[edge_type].toarray() > 0, cells)
 
 
 def test_a_hetero_data_without_sizes_is_refused():
@@ -447,51 +425,32 @@ def test_a_hetero_data_without_sizes_is_refused():
 
 
 def with_values(value):
-    adj_t = SparseTensor(torch.tensor([0, 2, 3]), torch.tensor([2, 0, 1]), value, (2, 3))
-    return SimpleNamespace(adj_t=adj_t)
+    return SparseTensor(torch.tensor([0, 2, 3]), torch.tensor([2, 0, 1]), value, (2, 3))
 
 
 @pytest.mark.parametrize(
-    ("act", "error", "message"),
+    ("adj_t", "error", "message"),
     [
         *(
-            (
-                lambda adj_t=adj_t: from_pyg(SimpleNamespace(adj_t=adj_t)),
-                UnsupportedError,
-                "adj_t is a sparse tensor or a SparseTensor",
-            )
+            (adj_t, UnsupportedError, " is a sparse tensor or a SparseTensor")
             for adj_t in (3, np.eye(2), SimpleNamespace(csr=1))
         ),
-        (
-            lambda: from_pyg(with_values(torch.ones(2))),
-            ShapeError,
-            r"adj_t\.value has shape \(2,\), expected \(3,\)",
-        ),
-        (
-            lambda: from_pyg(with_values(torch.ones(3, 4))),
-            ShapeError,
-            r"adj_t\.value has shape \(3, 4\), expected \(3,\)",
-        ),
-        (
-            lambda: from_pyg(data(edge_weight=weights().requires_grad_())),
-            UnsupportedError,
-            "edge_weight requires grad",
-        ),
-        (
-            lambda: from_pyg(type(data())(x=torch.ones(2, 2))),
-            UnsupportedError,
-            r"from_pyg got a torch_geometric.*Data",
-        ),
-        (
-            lambda: to_pyg(from_edge_index(edges(), num_nodes=(4, 2))),
-            ShapeError,
-            r"to_pyg: A has shape \(2, 4\)",
-        ),
+        (with_values(torch.ones(2)), ShapeError, r"\.value has shape \(2,\), expected \(3,\)"),
+        (with_values(torch.ones(3, 4)), ShapeError, r"\.value has shape \(3, 4\), expected \(3,\)"),
     ],
 )
-def test_what_is_no_data_is_refused(act, error, message):
-    with pytest.raises(error, match=message):
-        act()
+def test_what_is_no_adj_t_is_refused(adj_t, error, message):
+    with pytest.raises(error, match=f"adj_t{message}"):
+        from_pyg(SimpleNamespace(adj_t=adj_t))
+
+
+def test_what_is_no_data_is_refused():
+    with pytest.raises(UnsupportedError, match="edge_weight requires grad"):
+        from_pyg(data(edge_weight=weights().requires_grad_()))
+    with pytest.raises(UnsupportedError, match=r"from_pyg got a torch_geometric.*Data"):
+        from_pyg(type(data())(x=torch.ones(2, 2)))
+    with pytest.raises(ShapeError, match=r"to_pyg: A has shape \(2, 4\)"):
+        to_pyg(from_edge_index(edges(), num_nodes=(4, 2)))
 
 
 def test_arrays_need_no_torch(monkeypatch):

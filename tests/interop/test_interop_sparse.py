@@ -57,7 +57,7 @@ def made_by_torch(A, device="cpu"):
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA device")
     *indices, data = A._arrays().values()
-    indices = [torch.from_numpy(one) for one in indices]
+    indices = [*map(torch.from_numpy, indices)]
     if data.dtype.name == "bfloat16":
         data = torch.from_numpy(data.view(np.int16)).view(torch.bfloat16)
     data = torch.as_tensor(data)
@@ -104,15 +104,10 @@ class Library:
 ALL = ("float16", "bfloat16", *FLOATS)
 SCIPY = Library("scipy", from_scipy, to_scipy, made_by_scipy, parts_of_scipy)
 TORCH = Library("torch", from_torch, to_torch, made_by_torch, parts_of_torch, ALL, ascends=True)
-LIBRARIES = [
-    SCIPY,
-    TORCH,
-    replace(SCIPY, name="scipy's matrices", make=partial(made_by_scipy, kind="matrix")),
-]
+MATRICES = replace(SCIPY, name="scipy's matrices", make=partial(made_by_scipy, kind="matrix"))
+LIBRARIES = [SCIPY, TORCH, MATRICES]
 ON_A_GPU = [
-    replace(
-        SCIPY, name="cupyx", read=from_cupyx, write=to_cupyx, make=lambda A: to_cupyx(A.to("cuda"))
-    ),
+    Library("cupyx", from_cupyx, to_cupyx, lambda A: to_cupyx(A.to("cuda")), parts_of_scipy),
     replace(TORCH, name="torch on a GPU", make=partial(made_by_torch, device="cuda")),
 ]
 LIBRARIES += [pytest.param(one, marks=pytest.mark.gpu) for one in ON_A_GPU]

@@ -14,8 +14,7 @@ INTEGERS = ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int6
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_integers_become_float64(dtype):
     data = foreign.values("data", np.array([0, 1, 1], dtype))
-    assert data.dtype == np.float64
-    assert data.tolist() == [0, 1, 1]
+    assert (data.dtype, data.tolist()) == (np.float64, [0, 1, 1])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
@@ -34,8 +33,7 @@ def test_a_dtype_that_is_asked_for_is_given(given, dtype):
 
 @given(value=st.integers(-(2**63), 2**63 - 1))
 def test_int64_is_exact_or_refused(value):
-    exact = int(float(value)) == value
-    if exact:
+    if int(float(value)) == value:
         assert int(foreign.values("w", np.array([value]))[0]) == value
     else:
         with pytest.raises(DtypeError, match=rf"w\[0\] is {value}, which float64 cannot hold"):
@@ -56,8 +54,7 @@ def test_large_uint64_that_float64_does_not_hold(value):
 
 def test_long_doubles_become_float64_where_they_fit():
     data = foreign.values("w", np.array([0.5, np.inf, np.nan], np.longdouble))
-    assert data.dtype == np.float64
-    assert data.tolist()[:2] == [0.5, np.inf]
+    assert (data.dtype, data.tolist()[:2]) == (np.float64, [0.5, np.inf])
     if np.finfo(np.longdouble).nmant == np.finfo(np.float64).nmant:
         pytest.skip("long double is float64 on this platform")
     with pytest.raises(DtypeError, match=r"w\[0\] is .* float64 cannot hold exactly"):
@@ -103,8 +100,7 @@ def test_small_indices_become_int32(dtype):
 @pytest.mark.parametrize("dtype", ["uint32", "uint64"])
 def test_large_unsigned_indices_become_int64(dtype):
     found = foreign.indices("i", np.array([0, 2**31], dtype))
-    assert found.dtype == np.int64
-    assert found.tolist() == [0, 2**31]
+    assert (found.dtype, found.tolist()) == (np.int64, [0, 2**31])
 
 
 @pytest.mark.parametrize(

@@ -143,11 +143,6 @@ def test_no_header_takes_more_than_its_limit(tmp_path):
 
 
 def says_what_to_do(answer):
-    error = answer["error"]
-    return (
-        answer["answer"] in ("OutOfMemoryError", "FileFormatError")
-        and answer["path"] in error
-        and any(
-            mend in error for mend in ("raise max_bytes", "mend the", ": give ", "integers from")
-        )
-    )
+    error, mends = answer["error"], ("raise max_bytes", "mend the", ": give ", "integers from")
+    kind_fits = answer["answer"] in ("OutOfMemoryError", "FileFormatError")
+    return kind_fits and answer["path"] in error and any(mend in error for mend in mends)

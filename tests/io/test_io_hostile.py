@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import itertools
 import os
 import re
 import resource
@@ -9,9 +10,11 @@ import socket
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import scipy.io
 from test_io_limits import save
 
 from sparsefmt import COO
@@ -108,14 +111,9 @@ def test_max_bytes_bounds_the_header_and_its_banner_is_line_1(tmp_path):
 @pytest.mark.parametrize("function", ["mminfo", "mmread"])
 @pytest.mark.parametrize("ending", ["mtx", "mtx.gz"])
 def test_memory_that_scipy_misses_is_reported(tmp_path, monkeypatch, function, ending):
-    import scipy.io
-
-    def starve(*_, **__):
-        raise MemoryError("std::bad_alloc")
-
     path = tmp_path / f"a.{ending}"
     write(path, ONE)
-    monkeypatch.setattr(scipy.io, function, starve)
+    monkeypatch.setattr(scipy.io, function, Mock(side_effect=MemoryError("std::bad_alloc")))
     with pytest.raises(OutOfMemoryError, match=rf"{re.escape(str(path))}: .*std::bad_alloc"):
         read(path)
     monkeypatch.undo()
@@ -175,12 +173,10 @@ def test_links_to_regular_files_are_read(tmp_path):
 def test_impossible_names_are_refused(tmp_path, act):
     with pytest.raises(FileFormatError, match="path is '', which no file can have: give the name"):
         act("")  # which is not the current folder
-    for stem in ("a\0b", "a\ud800"):
-        for ending in ENDINGS if act is not read_planetoid else ():
-            path = f"{tmp_path}/{stem}.{ending}"
-            with pytest.raises(
-                FileFormatError, match=re.escape(f"path is {path!r}, which no file")
-            ):
+    for stem, ending in itertools.product(("a\0b", "a\ud800"), ENDINGS):
+        path = f"{tmp_path}/{stem}.{ending}"
+        if act is not read_planetoid:
+            with pytest.raises(FileFormatError, match=re.escape(f"path is {path!r}, which no fi")):
                 act(path)
     if act in (read, read_planetoid):
         with pytest.raises(FileFormatError, match="give another name"):
@@ -224,27 +220,19 @@ def test_skew_symmetric_files_have_no_diagonal(tmp_path, body, line):
 def test_the_line_of_the_sizes_is_named(tmp_path, comments, sizes, message):
     banner = "%%MatrixMarket matrix coordinate real general\n"
     path = save(tmp_path, "a.mtx", banner + comments + sizes)
-    line = 2 + comments.count("\n")
-    with pytest.raises(
-        FileFormatError, match=f"{re.escape(str(path))}, line {line}: .*({message})"
-    ):
+    place = f"{re.escape(str(path))}, line {2 + comments.count(chr(10))}: "
+    with pytest.raises(FileFormatError, match=f"{place}.*({message})"):
         read(path)
 
 
 # What other modules ask
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("a.mtx.gz", "Matrix Market"),
-        ("a.npz", "npz"),
-        ("a.CSV", "edge list"),
-        ("ind.cora.graph", "Planetoid"),
-    ],
-)
-def test_the_kind_of_a_file_that_need_not_exist(tmp_path, name, kind):
-    assert file_kind(tmp_path / name) == kind
+def test_the_kind_of_a_file_that_need_not_exist(tmp_path):
+    kinds = {"a.mtx.gz": "Matrix Market", "a.npz": "npz", "a.CSV": "edge list"}
+    kinds["ind.cora.graph"] = "Planetoid"
+    for name, kind in kinds.items():
+        assert file_kind(tmp_path / name) == kind
     with pytest.raises(UnsupportedError, match="is not known"):
         file_kind(tmp_path / "a.json")
 
@@ -334,8 +322,6 @@ def test_members_behind_each_other_are_one_text(tmp_path, pack):
 @pytest.mark.parametrize("change", ["cut", "grown", "other"])
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch, ending, change):
     """In the last of its passes SciPy would read beyond its buffer."""
-    import scipy.io
-
     text = b"%%MatrixMarket matrix coordinate real general\n2 2 1\n1 1 1234567\n"
     changed = {"cut": text[:-4], "grown": text + b"1 1 x", "other": text.replace(b"7", b"8")}
     pack = gzip.compress if ending == "mtx.gz" else bytes

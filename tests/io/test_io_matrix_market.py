@@ -12,8 +12,9 @@ import scipy.io
 import scipy.sparse
 from test_io_limits import refused_within
 
+from sparsefmt import COO
 from sparsefmt.errors import FileFormatError, SparseFmtError, UnsupportedError
-from sparsefmt.io import read, write
+from sparsefmt.io import matrix_market, read, write
 
 # Names of the archive's members, so that each is a test of its own; a test checks the list.
 READ = """2col_array 3by0 Franz6_id1959_aug LFAT5 LFAT5_hypersparse array_hermitian
@@ -138,6 +139,8 @@ PAIRS = banner("coordinate real symmetric")
 SKEW = banner("coordinate integer skew-symmetric")
 SKEW_PATTERN = banner("coordinate pattern skew-symmetric")
 UNSIGNED = banner("coordinate unsigned-integer general")
+UNSIGNED_SKEW = banner("coordinate unsigned-integer skew-symmetric")
+SKEW_ARRAY = banner("array real skew-symmetric")
 
 # name: text, line (None: the file as a whole), part of the message
 BAD = {
@@ -147,16 +150,12 @@ BAD = {
     "wide array": (ARRAY + "1000000 1000000\n1\n", None, "20000000000000 bytes to read, more than"),
     "array 3e4": (ARRAY + "30000 30000\n1\n", 3, "ends after 2 bytes of the 900000000 entries"),
     "sym array": (SYMMETRIC + "30000 30000\n1\n", 3, "of the 450015000"),
-    "skew array": (banner("array real skew-symmetric") + "30000 30000\n1\n", 3, "449985000"),
+    "skew array": (SKEW_ARRAY + "30000 30000\n1\n", 3, "449985000"),
     "entries beyond int64": (REAL + "9 9 99999999999999999999\n", None, "Integer out of range"),
     "symmetric 2 x 3": (PAIRS + "2 3 1\n2 1 5\n", None, "cannot be 2 x 3: make it square"),
     "symmetric 3 x 2": (SYMMETRIC + "3 2\n1\n2\n3\n4\n5\n", None, "matrix cannot be 3 x 2"),
     "skew pattern": (SKEW_PATTERN + "2 2 1\n2 1\n", None, "pattern matrix cannot be skew"),
-    "unsigned skew": (
-        banner("coordinate unsigned-integer skew-symmetric") + "2 2 1\n2 1 5\n",
-        None,
-        "cannot be skew-symmetric",
-    ),
+    "unsigned skew": (UNSIGNED_SKEW + "2 2 1\n2 1 5\n", None, "cannot be skew-symmetric"),
     "negated minimum": (SKEW + f"2 2 1\n2 1 {-(2**63)}\n", None, r"the negative of -2\*\*63"),
     "pattern array": (banner("array pattern general") + "2 2\n1\n1\n1\n1\n", None, "pattern"),
     "half": (INTEGER + "2 2 1\n1 1 1.5\n", 3, "'1 1 1.5' is not an entry of 3 numbers of field"),
@@ -192,11 +191,7 @@ BAD = {
     "comment inside": (REAL + "2 2 2\n1 1 5\n% c\n2 2 5\n", 4, "'% c' is not an entry"),
     "too many": (ARRAY + "1 1\n1\n2\n", 4, "Too many values .* mend the entry count"),
     "empty array with value": (ARRAY + "0 5\n1\n", None, "promises 0 numbers but 1 follow"),
-    "1 x 1 skew": (
-        banner("array real skew-symmetric") + "1 1\n5\n",
-        None,
-        "0 numbers but 1 follow",
-    ),
+    "1 x 1 skew": (SKEW_ARRAY + "1 1\n5\n", None, "0 numbers but 1 follow"),
     "four sizes": (REAL + "2 2 1 7\n1 1 5\n", None, "dimension line not of length 3"),
     "real sizes": (REAL + "2.5 2 1\n1 1 5\n", None, "Invalid integer value"),
     "NUL": (REAL + "2 2 1\n1 1 \x005\n", 3, "is not an entry of 3 numbers"),
@@ -237,10 +232,8 @@ def test_a_hermitian_matrix_without_complex_values_is_symmetric(tmp_path, field,
     if layout == "coordinate":
         body = "2 2 3\n1 1 5\n2 1 3\n2 2 4\n"
         body = "2 2 3\n1 1\n2 1\n2 2\n" if field == "pattern" else body
-    texts = [
-        banner(f"{layout} {field} {symmetry}") + body for symmetry in ("hermitian", "symmetric")
-    ]
-    A, B = (read(save(tmp_path, text, ending), format="coo") for text in texts)
+    heads = [banner(f"{layout} {field} {symmetry}") for symmetry in ("hermitian", "symmetric")]
+    A, B = (read(save(tmp_path, head + body, ending), format="coo") for head in heads)
     assert A == B
     assert A.nnz == 4
 
@@ -255,7 +248,7 @@ GOOD = {
     "Windows": (REAL + "1 2 1\r\n1 2 5\r\n", [[0.0, 5.0]]),
     "tabs": (REAL + "1 2 1\n\t1\t2\t5\t\n", [[0.0, 5.0]]),
     "zeros in an array": (ARRAY + "2 2\n0\n-1\n0\n2\n", [[0.0, 0.0], [-1.0, 2.0]]),
-    "skew": (banner("array real skew-symmetric") + "2 2\n3\n", [[0.0, -3.0], [3.0, 0.0]]),
+    "skew": (SKEW_ARRAY + "2 2\n3\n", [[0.0, -3.0], [3.0, 0.0]]),
     "double": (banner("coordinate double general") + "1 1 1\n1 1 0.5\n", [[0.5]]),
     "capitals": ("%%MatrixMarket MATRIX Coordinate Real GENERAL\n1 1 1\n1 1 5\n", [[5.0]]),
     "0 x 2 array": (ARRAY + "0 2\n", np.zeros((0, 2))),
@@ -292,9 +285,7 @@ def test_arrays_patterns_and_integers_become_entries(tmp_path):
 
 
 def test_a_fault_is_found_in_any_block(tmp_path, monkeypatch):
-    import sparsefmt.io.matrix_market as module
-
-    monkeypatch.setattr(module, "_BLOCK", 64)
+    monkeypatch.setattr(matrix_market, "_BLOCK", 64)
     lines = [f"{i} {i} {i}.5\n" for i in range(1, 101)]
     good = save(tmp_path, REAL + "100 100 100\n" + "".join(lines))
     assert read(good).nnz == 100
@@ -324,23 +315,17 @@ def test_bombs_stop_at_max_bytes(tmp_path, ending):
 @pytest.mark.parametrize("damage", ["cut", "flip", "junk"])
 def test_damaged_compression_is_refused(tmp_path, ending, damage):
     path = tmp_path / f"a.{ending}"
-    rng = np.random.default_rng(0)
-    write(path, scipy_like(rng))
+    write(path, scipy_like(np.random.default_rng(0)))
     raw = bytearray(path.read_bytes())
-    if damage == "cut":
-        raw = raw[: len(raw) // 2]
-    elif damage == "flip":
+    if damage == "flip":
         raw[len(raw) // 2] ^= 0xFF
-    else:
-        raw = bytearray(b"not compressed at all")
-    path.write_bytes(raw)
+    bad = {"cut": raw[: len(raw) // 2], "flip": raw, "junk": b"not compressed at all"}
+    path.write_bytes(bad[damage])
     with pytest.raises(FileFormatError, match=r"a\.mtx\..*(compressed data is damaged|line)"):
         read(path)
 
 
 def scipy_like(rng):
-    from sparsefmt import COO
-
     row, col = rng.integers(0, 100, (2, 500))
     return COO(row, col, rng.random(500), shape=(100, 100))
 
@@ -357,10 +342,9 @@ def test_scipy_reads_what_is_written_and_writes_what_is_read(tmp_path):
 
 
 def test_errors_are_value_errors_and_lines_without_end_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="banner"):
-        read(save(tmp_path, "nonsense"))
-    with pytest.raises(SparseFmtError):
-        read(save(tmp_path, "nonsense"))
+    for error in (ValueError, SparseFmtError):
+        with pytest.raises(error, match="banner"):
+            read(save(tmp_path, "nonsense"))
     path = save(tmp_path, REAL + "1 1 1\n1 1 " + "1" * 5_000_000)
     with pytest.raises(FileFormatError, match="a line of more than 65536 bytes"):
         read(path)

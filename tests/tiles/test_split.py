@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import product
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -161,8 +162,7 @@ def rest_is_what_is_left(found: Split, A: CSR) -> None:
         assert np.unique(found.items[:, 0]).tolist() == list(range(n_windows))
         return
     found.rest.check()
-    assert found.rest.data is None
-    assert found.rest.shape == A.shape
+    assert (found.rest.data, found.rest.shape) == (None, A.shape)
     assert (np.diff(found.rest_perm) > 0).all()
     assert np.array_equal(found.rest.indices, A.indices[found.rest_perm])
     row = np.repeat(np.arange(A.n_rows), A.lengths)[found.rest_perm]
@@ -250,11 +250,8 @@ def test_every_entry_has_a_place_among_the_cells(xp, height):
         place = host(found.places(itemsize))
         assert len(set(place.tolist())) == found.taken
         assert place.max() < found.n_cells
-        tile, start = (
-            place // 256,
-            np.repeat(np.arange(len(found.starts) - 1), np.diff(host(found.starts))),
-        )
-        assert np.array_equal(tile, start)
+        tiles = np.repeat(np.arange(len(found.starts) - 1), np.diff(host(found.starts)))
+        assert np.array_equal(place // 256, tiles)
 
 
 def test_of_entries_in_one_cell_the_first_counts(xp):
@@ -298,15 +295,10 @@ def test_a_sample_that_saves_nothing_ends_it(xp, monkeypatch):
     A = CSR(np.arange(337), np.arange(336), shape=(336, 336))
     assert split_on(xp, A, (16, 16), costs).share == 0
     monkeypatch.setattr(split, "SAMPLE", 3)
-    asked, choose = [], split._choose
-
-    def recorded(figures, *options, **named):
-        asked.append(len(figures))
-        return choose(figures, *options, **named)
-
-    monkeypatch.setattr(split, "_choose", recorded)
+    choose = Mock(side_effect=split._choose)
+    monkeypatch.setattr(split, "_choose", choose)
     assert split_on(xp, A, (16, 16), costs).share == 0
-    assert asked == [3] * len(asked)
+    assert {len(call.args[0]) for call in choose.call_args_list} <= {3}
 
 
 @pytest.mark.parametrize("first", range(4))
@@ -326,20 +318,17 @@ def test_what_repeats_itself_does_not_hide_from_a_sample(xp, monkeypatch, period
 @pytest.mark.parametrize("sample", [1, 2, 3, 7])
 def test_a_sample_that_pays_changes_nothing(xp, monkeypatch, sample):
     A = CSR(np.arange(0, 1601, 10), np.tile(np.arange(10), 160), shape=(160, 10))
-    costs = FREE
-    whole = split_on(xp, A, (16, 16), costs)
+    whole = split_on(xp, A, (16, 16), FREE)
     assert whole.share == 1
     monkeypatch.setattr(split, "SAMPLE", sample)
-    same(split_on(xp, A, (16, 16), costs), whole)
+    same(split_on(xp, A, (16, 16), FREE), whole)
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 50])
 def test_a_sample_has_the_figures_of_its_windows(xp, step):
     A = skewed(2, (300, 100), 2000)
-    tiles = put(xp, A).tosgt((16, 8))
-    assert np.array_equal(
-        tile_slabs.figures(tiles, step), tile_slabs.count_columns(A.tosgt((16, 8))).figures[::step]
-    )
+    expected = tile_slabs.count_columns(A.tosgt((16, 8))).figures[::step]
+    assert np.array_equal(tile_slabs.figures(put(xp, A).tosgt((16, 8)), step), expected)
 
 
 def test_what_columns_hold(xp):
@@ -363,12 +352,8 @@ def test_columns_without_entries_hold_nothing(xp):
         "slots": np.array([3, 1, 0], np.uint8),
         "order": np.array([1, 0, 2]),
     }
-    A = SGT(
-        **{n: xp.asarray(a) for n, a in tiles.items()},
-        shape=(64, 5),
-        tile=(16, 2),
-        validate="cheap",
-    )
+    tiles = {name: xp.asarray(one) for name, one in tiles.items()}
+    A = SGT(**tiles, shape=(64, 5), tile=(16, 2), validate="cheap")
     counted = tile_slabs.count_columns(A)
     assert counted.figures.tolist() == [[0] * 5, [0, 1, 0, 0, 0], [0] * 5, [1, 0, 0, 0, 0]]
     assert host(counted.counts).tolist() == [0] * 5 + [2] + [0] * 4 + [1, 0]
@@ -380,9 +365,8 @@ def choice(figures: list[list[int]], costs: Costs, height: int) -> list[int] | N
     windows = []
     for *columns, many in figures:
         entries = [n * one for n, one in enumerate(columns[:-1], 1)] + [many]
-        windows.append(
-            [(0, 0)] + [(-(-sum(columns[n:]) // 16), sum(entries[n:])) for n in range(len(columns))]
-        )
+        slabs = [-(-sum(columns[n:]) // 16) for n in range(len(columns))]
+        windows.append([(0, 0), *((slab, sum(entries[n:])) for n, slab in enumerate(slabs))])
     scale, rows = height / 64, costs.row * height
 
     def cost(slabs: int, taken: int, everything: int) -> float:

@@ -234,13 +234,9 @@ def test_any_matrix_with_any_features(place, A, dtype, data):
 
 
 #: Rows so far apart that begin so late, and features that are copied.
-LAYOUTS = {
-    **{
-        f"apart {gap}, {shift}": laws.checks.apart(gap, shift)
-        for gap, shift in ((1, 0), (8, 8), (5, 3), (0, 1))
-    },
-    "heads last": laws.checks.LAYOUTS["heads last"],
-}
+APART = ((1, 0), (8, 8), (5, 3), (0, 1))
+LAYOUTS = {f"apart {gap}, {shift}": laws.checks.apart(gap, shift) for gap, shift in APART}
+LAYOUTS |= {"heads last": laws.checks.LAYOUTS["heads last"]}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -396,14 +392,13 @@ def test_explain_on_the_cpu():
 
 @pytest.mark.parametrize("format", ["csr", "coo", "csc"])
 def test_explain_says_that_only_tiles_use_tf32(xp, format):
-    A, X = put(xp, windows(F32).asformat(format)), put(xp, features(187, 4, F32))
-    name, text = explained("spmm", A, X, precision="tf32")
-    assert "sgt" not in name
-    assert 'precision="tf32" is for tiles, A.tosgt((64, 16)): it changes nothing here' in text
-    assert "tf32" not in explained("spmm", A, X)[1]
-    Y = put(xp, features(301, 4, F32))
-    assert "it changes nothing here" in explained("sddmm", A, Y, X, precision="tf32")[1]
-    assert "tf32" not in explained("sddmm", A, Y, X)[1]
+    A = put(xp, windows(F32).asformat(format))
+    X, Y = (put(xp, features(size, 4, F32)) for size in (187, 301))
+    for op, args in (("spmm", (X,)), ("sddmm", (Y, X))):
+        name, text = explained(op, A, *args, precision="tf32")
+        assert "sgt" not in name
+        assert 'precision="tf32" is for tiles, A.tosgt((64, 16)): it changes nothing here' in text
+        assert "tf32" not in explained(op, A, *args)[1]
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -48,10 +49,9 @@ def test_a_target_is_reached_from_its_side():
 
 def test_medians_run_the_functions_in_turn():
     order = []
-    functions = [lambda: order.append("a"), lambda: order.append("b")]
-    found = _harness.medians(functions, cuda=False, runs=2, warmups=1)
+    functions = [partial(order.append, name) for name in "ab"]
+    assert len(_harness.medians(functions, cuda=False, runs=2, warmups=1)) == 2
     assert order == ["a", "b"] * 3
-    assert len(found) == 2
 
 
 @pytest.mark.parametrize(("host", "spin"), [(0.01, 0.2), (0.14, 0.42), (1000.0, 5.0)])
@@ -89,6 +89,9 @@ ROWS = [
 ]
 
 
+EACH = [("a", 2.0, None, True), ("b", 8.0, 9.0, False), ("c", 1.0, None, True)]
+
+
 @pytest.mark.parametrize(
     ("limit", "expected"),
     [
@@ -101,13 +104,7 @@ ROWS = [
         ),
         (
             Limit("ratio", "each", least=lambda row: {"b": 9.0}.get(row["case"])),
-            [
-                *(
-                    ("a ratio", 2.0, None, True),
-                    ("b ratio", 8.0, 9.0, False),
-                    ("c ratio", 1.0, None, True),
-                )
-            ],
+            [(f"{case} ratio", *rest) for case, *rest in EACH],
         ),
         (Limit("ratio", least=1.5, where=lambda row: row["kind"] == "z"), []),
         (Limit("ratio", "median"), [("ratio, median", 2.0, None, True)]),

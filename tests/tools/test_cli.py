@@ -50,10 +50,10 @@ def sparsefmt(capsys):
     return run
 
 
-def in_process(*arguments: str, code: str = "", **variables) -> subprocess.CompletedProcess:
+def in_process(*arguments: str, code: str = "", shell=(), **variables):
     start = ["-c", code] if code else ["-m", "sparsefmt"]
     variables = {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"} | variables
-    command = [sys.executable, *start, *arguments]
+    command = [*shell, sys.executable, *start, *arguments]
     return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
 
 
@@ -161,12 +161,11 @@ def test_commands_draw_pictures(folder, sparsefmt, command):
 
 
 def test_the_demo_s_picture_names_the_features_that_were_multiplied(tmp_path, monkeypatch):
-    A = power_law(30, 90, seed=1)
+    A, save = power_law(30, 90, seed=1), Mock()
     outcome = replace(demo.run(A, "cpu"), features=7)
-    figures = []
-    monkeypatch.setattr(plot, "save", lambda fig, path: figures.append(fig))
+    monkeypatch.setattr(plot, "save", save)
     demo.picture(A, outcome, "a graph", "a machine", tmp_path / "demo.png")
-    titles = [axes.get_title(loc="left") for axes in figures[0].axes]
+    titles = [axes.get_title(loc="left") for axes in save.call_args.args[0].axes]
     assert "SpMM: A @ X, 7 float32 features" in titles
 
 
@@ -233,20 +232,14 @@ BAD = {
     "no banner": (["info", "banner.mtx"], r"banner\.mtx"),
     "cut short": (["info", "short.mtx"], r"short\.mtx"),
     "outside the matrix": (["info", "range.mtx"], r"range\.mtx"),
-    "unknown format": (
-        ["convert", "a", "b", "--format", "elf"],
-        "'elf' is not one of 'csr', 'csc'",
-    ),
+    "unknown format": ("convert a b --format elf".split(), "'elf' is not one of 'csr', 'csc'"),
     "cbsr is for features": (["convert", "a", "b", "--format", "cbsr"], "'cbsr' is not one of"),
     "tile of one number": (["convert", "a", "b", "--tile", "16"], "'16' is no tile shape"),
     "tile half empty": (["convert", "a", "b", "--tile", "16x"], "'16x' is no tile shape"),
     "tile of three": (["plot", "a", "--tile", "2x3x4"], "'2x3x4' is no tile shape"),
     "tile of nothing": (["plot", "a", "--tile", "0x8"], r"tile is \(0, 8\): sizes are positive"),
     "tile too large": (["plot", "a", "--tile", "300x300"], "at most 65536 cells"),
-    "tile without sgt": (
-        ["convert", "a", "b", "--tile", "16x8"],
-        "--tile is for --format sgt, not csr",
-    ),
+    "tile without sgt": ("convert a b --tile 16x8".split(), "--tile is for --format sgt, not csr"),
     "target exists": (["convert", "small.mtx", "graph.npz"], r"graph\.npz exists: .* --force"),
     "target is a folder": (["convert", "small.mtx", "here"], "here: Is a directory"),
     "no folder for the target": (["convert", "small.mtx", "no/out.npz"], "no: no such folder"),
@@ -277,10 +270,8 @@ def test_bad_input_is_refused_in_one_line(folder, sparsefmt, case):
 
     arguments, message = BAD[case]
     done = sparsefmt(*arguments)
-    assert done.code == 2
-    assert done.out == ""
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
     assert done.err.startswith("sparsefmt: error: ")
-    assert done.err.count("\n") == 1
     assert "Traceback" not in done.err
     assert re.search(message, done.err), done.err
     assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
@@ -357,10 +348,8 @@ def test_base_install_says_what_the_command_line_needs(sparsefmt, monkeypatch):
 
 @pytest.mark.parametrize("library", ["click", "rich", "matplotlib"])
 def test_a_missing_library_is_named_with_its_extra(library, folder):
-    code = (
-        f"import sys; sys.modules[{library!r}] = None\n"
-        "from sparsefmt.cli import main\nsys.exit(main())"
-    )
+    code = f"import sys; sys.modules[{library!r}] = None\n"
+    code += "from sparsefmt.cli import main\nsys.exit(main())"
     done = in_process("plot", "small.mtx", code=code)
     expected = f"the command line needs {library}: pip install 'sparsefmt[cli]'"
     assert done.stderr == f"sparsefmt: error: {expected}\n"
@@ -371,14 +360,11 @@ def test_a_missing_library_is_named_with_its_extra(library, folder):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, EOFError])
 def test_interrupted(sparsefmt, monkeypatch, error):
-    def interrupt():
-        raise error
-
-    monkeypatch.setattr(doctor, "examine", interrupt)
+    monkeypatch.setattr(doctor, "examine", Mock(side_effect=error))
     done = sparsefmt("doctor")
     assert (done.code, done.out) == (130, "")
     assert "Traceback" not in done.err
-    monkeypatch.setattr(cli, "_run", lambda arguments: interrupt())  # before they are loaded
+    monkeypatch.setattr(cli, "_run", Mock(side_effect=error))  # before they are loaded
     assert error is EOFError or sparsefmt().code == 130
 
 
@@ -414,16 +400,10 @@ Path("codes").write_text(json.dumps(codes))
 
 @pytest.mark.skipif(os.name != "posix", reason="closes streams with a POSIX shell")
 @pytest.mark.parametrize(
-    "closing",
-    [">&-", "2>&-", pytest.param(">&- 2>&-", marks=pytest.mark.grid), "<&- >&- 2>&-"],
+    "closing", [">&-", "2>&-", pytest.param(">&- 2>&-", marks=pytest.mark.grid), "<&- >&- 2>&-"]
 )
 def test_closed_streams_are_no_error(folder, closing):
-    done = subprocess.run(
-        ["sh", "-c", f'exec "$@" {closing}', "sh", sys.executable, "-c", IN_TURN, *CLOSED],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"},
-        capture_output=True,
-        text=True,
-    )
+    done = in_process(*CLOSED, code=IN_TURN, shell=["sh", "-c", f'exec "$@" {closing}', "sh"])
     assert done.returncode == 0
     assert json.loads(Path("codes").read_text()) == [*CLOSED.values()]
     assert done.stderr.count("\n") == (2 if "2>&-" not in closing else 0), done.stderr
@@ -433,8 +413,8 @@ def test_closed_streams_are_no_error(folder, closing):
 
 def test_closed_streams_take_any_text_and_stay_closed(folder, monkeypatch):
     Path("\u56fe.mtx").write_text(MTX)
-    monkeypatch.setattr(sys, "stdout", None)
-    monkeypatch.setattr(sys, "stderr", None)
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
     with cli._open_streams():
         assert (sys.stdout.errors, sys.stderr.errors) == ("backslashreplace",) * 2
     assert cli.main(["info", "\u56fe.mtx"]) == 0
@@ -443,14 +423,11 @@ def test_closed_streams_take_any_text_and_stay_closed(folder, monkeypatch):
 
 
 def test_a_reader_that_leaves_is_no_error():
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    for arguments in (["doctor"], ["--help"], ["--version"]):
-        with subprocess.Popen(
-            [sys.executable, "-m", "sparsefmt", *arguments],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        ) as process:
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    for argument in ("doctor", "--help", "--version"):
+        command = [sys.executable, "-m", "sparsefmt", argument]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        with subprocess.Popen(command, env=environment, **pipes) as process:
             process.stdout.close()
             assert process.stderr.read() == b""
         assert process.returncode in (0, 1)

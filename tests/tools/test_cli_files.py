@@ -1,5 +1,6 @@
 """What commands leave behind when they are stopped, and what they say when the disk refuses."""
 
+import errno
 import io
 import multiprocessing
 import os
@@ -23,9 +24,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals and lim
 #: Processes begin as copies of one in which everything is imported.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["pytest", "matplotlib.figure", "sparsefmt.cli.planning"])
-
-
-ENDINGS = ["csv", "txt.gz", "csv.bz2"]
 
 
 @pytest.fixture
@@ -102,14 +100,12 @@ def end(begun, how):
     return process.exitcode, pipe.recv() if process.exitcode and process.exitcode > 0 else ""
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize(
-    ("how", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGINT, 130)]
-)
-def test_a_signal_leaves_nothing(folder, ending, how, code):
+@pytest.mark.parametrize("ending", ["csv", "txt.gz", "csv.bz2"])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_leaves_nothing(folder, ending, how):
     process = begin(folder, f"out.{ending}")
     assert len(hidden(folder)) == 1
-    assert end(process, how) == (code, "")
+    assert end(process, how) == (130 if how == signal.SIGINT else 143, "")
     assert [one.name for one in folder.iterdir()] == ["in.npz"]
 
 
@@ -183,9 +179,7 @@ def test_a_limit_of_file_sizes_names_the_target(folder, capsys, target):
 
 @pytest.mark.parametrize("target", PICTURES)
 @pytest.mark.parametrize("command", DRAWING)
-def test_a_picture_that_does_not_fit_is_named_and_leaves_the_old_one(
-    folder, capsys, command, target
-):
+def test_a_picture_that_does_not_fit_leaves_the_old_one(folder, capsys, command, target):
     plot.save(Figure(figsize=(1, 1)), folder / target)
     before = (folder / target).read_bytes()
     with largest_file(300):
@@ -274,28 +268,25 @@ def test_what_is_drawn_is_seen_to_be_a_picture(tmp_path, suffix):
 @pytest.mark.parametrize("number", ["ENOSPC", "EACCES", "EDQUOT", "EIO", "EROFS"])
 @pytest.mark.parametrize("when", ["open", "write", "replace"])
 def test_errors_of_the_disk_name_the_target(tmp_path, monkeypatch, target, number, when):
-    import errno
-
     A = power_law(400, 3000, community=50, seed=1)
-    figure = Figure(figsize=(1, 1))
-    path = tmp_path / target
+    path, code, honest = tmp_path / target, getattr(errno, number), bounded._draft
     path.write_text("old")
-    failure = OSError(getattr(errno, number), os.strerror(getattr(errno, number)))
 
     def fail(self, *_):
-        raise OSError(failure.errno, failure.strerror, *([str(self)] if when != "write" else []))
+        raise OSError(code, os.strerror(code), *([str(self)] if when != "write" else []))
+
+    def full(*arguments):
+        draft, raw = honest(*arguments)
+        return draft, Full(raw, fail)
 
     if when == "write":
-        honest = bounded._draft
-        monkeypatch.setattr(
-            bounded, "_draft", lambda *a: (lambda d, r: (d, Full(r, fail)))(*honest(*a))
-        )
+        monkeypatch.setattr(bounded, "_draft", full)
     else:
-        monkeypatch.setattr(bounded.Path, "replace" if when == "replace" else "open", fail)
-    with pytest.raises(OSError, match=number and failure.strerror) as caught:
-        plot.save(figure, path) if target in PICTURES else write(path, A)
+        monkeypatch.setattr(bounded.Path, when, fail)
+    with pytest.raises(OSError, match=os.strerror(code)) as caught:
+        plot.save(Figure(figsize=(1, 1)), path) if target in PICTURES else write(path, A)
     monkeypatch.undo()
-    assert (caught.value.errno, caught.value.filename) == (failure.errno, str(path))
+    assert (caught.value.errno, caught.value.filename) == (code, str(path))
     assert ".tmp" not in str(caught.value)
     assert path.read_text() == "old"
     assert [one.name for one in tmp_path.iterdir()] == [target]

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -148,11 +148,9 @@ def test_auto_takes_the_cpu_where_no_gpu_is(monkeypatch):
 
 
 def test_auto_says_why_a_gpu_is_not_used(monkeypatch):
-    def refuse(device):
-        raise DeviceError("CuPy is not installed")
-
     gpu = Driver((13, 0), (Device(0, "GPU", (9, 0), 1),))
     monkeypatch.setattr(doctor, "find_driver", lambda: gpu)
+    refuse = Mock(side_effect=DeviceError("CuPy is not installed"))
     monkeypatch.setattr(demo, "parse_device", refuse)
     device, description = demo.pick_device("auto")
     assert device == "cpu"
@@ -162,17 +160,13 @@ def test_auto_says_why_a_gpu_is_not_used(monkeypatch):
 
 
 def test_a_gpu_is_named_and_waited_for(monkeypatch):
-    waited = []
-    stream = SimpleNamespace(synchronize=lambda: waited.append(True))
-    cuda = SimpleNamespace(
-        runtime=SimpleNamespace(getDeviceProperties=lambda ordinal: {"name": b"GPU %d" % ordinal}),
-        get_current_stream=lambda: stream,
-    )
-    monkeypatch.setattr(demo, "import_cupy", lambda: SimpleNamespace(cuda=cuda))
+    cupy = Mock()
+    cupy.cuda.runtime.getDeviceProperties = lambda ordinal: {"name": b"GPU %d" % ordinal}
+    monkeypatch.setattr(demo, "import_cupy", lambda: cupy)
     monkeypatch.setattr(demo, "parse_device", lambda device: 1)
     assert demo.pick_device("cuda") == ("cuda:1", "CuPy on GPU 1")
     demo.measure(lambda: None, "cuda:1")
-    assert len(waited) == 2
+    assert cupy.cuda.get_current_stream().synchronize.call_count == 2
 
 
 # The command
@@ -205,13 +199,8 @@ def test_long_times_stay_in_80_columns(monkeypatch):
     product = demo.Product("spmm_through_csr", 1234.5678, 1e-7, True)
     names = demo.FORMATS
     pairs = {(a, b): 1234.5678 for a in names for b in names if a != b}
-    outcome = demo.Outcome(
-        pairs,
-        dict.fromkeys(pairs, True),
-        True,
-        dict.fromkeys(names, 10**10),
-        dict.fromkeys(names, product),
-    )
+    nbytes, products = dict.fromkeys(names, 10**10), dict.fromkeys(names, product)
+    outcome = demo.Outcome(pairs, dict.fromkeys(pairs, True), True, nbytes, products)
     monkeypatch.setenv("COLUMNS", "80")
     text = table_text(outcome)
     assert max(map(len, text.splitlines())) <= 80
@@ -222,13 +211,8 @@ def test_long_times_stay_in_80_columns(monkeypatch):
 def test_demo_from_nothing_takes_seconds(tmp_path):
     start = time.perf_counter()
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-m", "sparsefmt", "demo", "--device", "cpu"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "sparsefmt", "demo", "--device", "cpu"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "20,000 x 20,000, 400,000 stored entries" in done.stdout
     assert (tmp_path / "sparsefmt-demo.png").is_file()

@@ -4,6 +4,7 @@ import ctypes
 import subprocess
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,6 +18,7 @@ VERSIONS = dict.fromkeys(doctor.BASE + doctor.OPTIONAL, "1.0")
 NO_DRIVER = Driver(None, (), "no NVIDIA driver")
 NOTHING = Cupy((), None, None, "not installed")
 WORKING = Cupy((("cupy-cuda13x", "14.2.0"),), (13, 0), (13, 0), works=True)
+FAILING = Cupy(WORKING.packages, None, None, "a first kernel fails")
 
 
 def report(driver=NO_DRIVER, cupy=NOTHING, **versions) -> Report:
@@ -61,11 +63,6 @@ class CompileError(Exception):
 def fake_cupy(*, runtime=None, kernel=None, result: int = 42):
     """A CuPy whose runtime version or first kernel may raise what is given."""
 
-    def runtime_version():
-        if runtime:
-            raise runtime
-        return 13020
-
     def raw_kernel(code, name):
         assert name in code
         if kernel:
@@ -77,7 +74,7 @@ def fake_cupy(*, runtime=None, kernel=None, result: int = 42):
         zeros=lambda n, dtype: [0] * n,
         RawKernel=raw_kernel,
         cuda=SimpleNamespace(
-            runtime=SimpleNamespace(runtimeGetVersion=runtime_version),
+            runtime=Mock(runtimeGetVersion=Mock(return_value=13020, side_effect=runtime)),
             nvrtc=SimpleNamespace(getVersion=lambda: (13, 1)),
             compiler=SimpleNamespace(CompileException=CompileError),
         ),
@@ -95,8 +92,7 @@ def printed(found: Report) -> str:
 
 
 def test_driver_reads_every_device():
-    found = doctor.read_driver(FakeDriver(H100, T4, cuda=12040))
-    assert found == Driver((12, 4), (H100, T4))
+    assert doctor.read_driver(FakeDriver(H100, T4, cuda=12040)) == Driver((12, 4), (H100, T4))
 
 
 @pytest.mark.parametrize(
@@ -114,9 +110,7 @@ def test_driver_without_devices_says_why(library, cuda, problem):
 
 
 def test_no_driver_is_no_error(monkeypatch):
-    def missing(name):
-        raise OSError(f"{name}: cannot open shared object file")
-
+    missing = Mock(side_effect=OSError("libcuda.so.1: cannot open shared object file"))
     monkeypatch.setattr(ctypes, "CDLL", missing)
     assert doctor.find_driver() == Driver(None, (), "no NVIDIA driver (libcuda.so.1 was not found)")
     monkeypatch.setattr(ctypes, "CDLL", lambda name: FakeDriver(H100))
@@ -164,18 +158,15 @@ def test_cupy_without_a_device_is_not_tried(monkeypatch):
 @pytest.mark.parametrize("installed", [True, False])
 def test_cupy_that_cannot_be_imported(monkeypatch, installed):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.setattr(
-        doctor, "version", lambda name: "14.2.0" if installed and "12" in name else None
-    )
+    old = {"cupy-cuda12x": "14.2.0"} if installed else {}
+    monkeypatch.setattr(doctor, "version", old.get)
     found = doctor.find_cupy(Driver((13, 0), (H100,)))
     assert found.problem == ("it cannot be imported" if installed else "not installed")
     assert report(Driver((13, 0), (H100,)), found).broken == installed
 
 
 def test_cupy_whose_import_fails_in_another_way(monkeypatch):
-    def fail():
-        raise RuntimeError("built for another NumPy")
-
+    fail = Mock(side_effect=RuntimeError("built for another NumPy"))
     monkeypatch.setattr(doctor, "import_cupy", fail)
     assert "its import fails: built for another" in doctor.find_cupy(Driver(None, ())).problem
     monkeypatch.undo()
@@ -215,11 +206,7 @@ def test_machines_without_a_visible_gpu_are_well():
         ((13, 1), NOTHING, "pip install 'sparsefmt[cuda13]'"),
         (None, NOTHING, "pip install 'sparsefmt[cuda13]'"),
         ((11, 8), NOTHING, "a newer NVIDIA driver: this one runs CUDA 11.8, CuPy needs 12"),
-        (
-            (13, 0),
-            Cupy((("cupy-cuda13x", "14.2.0"),), None, None, "a first kernel fails"),
-            "pip install --force-reinstall 'sparsefmt[cuda13]'",
-        ),
+        ((13, 0), FAILING, "pip install --force-reinstall 'sparsefmt[cuda13]'"),
     ],
 )
 def test_gpu_without_a_working_cupy_says_what_to_install(cuda, cupy, advice):
@@ -267,15 +254,14 @@ def test_report_is_printed_within_80_columns(monkeypatch, driver, cupy):
 
 
 def test_exit_code_says_whether_something_is_broken(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "examine", lambda: report(torch=None))
-    assert cli.main(["doctor"]) == 0
-    assert "sparsefmt[torch]" in capsys.readouterr().out
-    monkeypatch.setattr(doctor, "examine", lambda: report())
-    assert cli.main(["doctor"]) == 0
-    assert "nothing to install" in capsys.readouterr().out
-    monkeypatch.setattr(doctor, "examine", lambda: report(scipy=None))
-    assert cli.main(["doctor"]) == 1
-    assert "pip install scipy" in capsys.readouterr().out
+    for found, code, text in (
+        (report(torch=None), 0, "sparsefmt[torch]"),
+        (report(), 0, "nothing to install"),
+        (report(scipy=None), 1, "pip install scipy"),
+    ):
+        monkeypatch.setattr(doctor, "examine", lambda found=found: found)
+        assert cli.main(["doctor"]) == code
+        assert text in capsys.readouterr().out
 
 
 def test_examination_of_this_machine_never_raises():

@@ -14,36 +14,25 @@ def device(xp):
     return "cpu" if xp is np else "cuda"
 
 
+OPTIONS = {
+    "exponent": st.floats(2.01, 5),
+    "inside": st.floats(0, 1),
+    "community": st.integers(1, 50),
+    "seed": st.integers(0, 1 << 70),
+    "shuffle": st.booleans(),
+    "index_dtype": st.sampled_from([np.int32, np.int64]),
+}
+
+
 @settings(max_examples=30)
-@given(
-    n_nodes=st.integers(0, 40),
-    fill=st.floats(0, 1),
-    exponent=st.floats(2.01, 5),
-    inside=st.floats(0, 1),
-    community=st.integers(1, 50),
-    seed=st.integers(0, 1 << 70),
-    shuffle=st.booleans(),
-    index_dtype=st.sampled_from([np.int32, np.int64]),
-)
-def test_sizes_are_exact_and_entries_distinct(
-    xp, n_nodes, fill, exponent, inside, community, seed, shuffle, index_dtype
-):
-    n_edges = int(fill * (n_nodes * (n_nodes - 1) // 2))
-    A, labels = power_law_with_labels(
-        n_nodes,
-        n_edges,
-        exponent=exponent,
-        inside=inside,
-        community=community,
-        seed=seed,
-        shuffle=shuffle,
-        device=device(xp),
-        index_dtype=index_dtype,
-    )
+@given(n_nodes=st.integers(0, 40), fill=st.floats(0, 1), options=st.fixed_dictionaries(OPTIONS))
+def test_sizes_are_exact_and_entries_distinct(xp, n_nodes, fill, options):
+    n_edges, community = int(fill * (n_nodes * (n_nodes - 1) // 2)), options["community"]
+    A, labels = power_law_with_labels(n_nodes, n_edges, device=device(xp), **options)
     A.check()
     row, col = host(A.row), host(A.col)
     assert A.shape == (n_nodes, n_nodes)
-    assert A.index_dtype == labels.dtype == index_dtype
+    assert A.index_dtype == labels.dtype == options["index_dtype"]
     assert len({*zip(row.tolist(), col.tolist(), strict=True)}) == A.nnz == n_edges
     assert (row != col).all()
     sizes = np.bincount(host(labels), minlength=1) if n_nodes else np.zeros(0)
@@ -77,10 +66,8 @@ def test_degrees_have_a_heavy_tail_and_communities_hold_their_share(xp):
 
 
 def test_a_steeper_law_has_a_thinner_tail(xp):
-    tops = [
-        int(xp.bincount(power_law(5000, 100_000, exponent=e, device=device(xp)).row).max())
-        for e in (2.1, 2.6, 4.0)
-    ]
+    laws = (power_law(5000, 100_000, exponent=e, device=device(xp)) for e in (2.1, 2.6, 4.0))
+    tops = [int(xp.bincount(A.row).max()) for A in laws]
     assert tops[0] >= tops[1] > tops[2]
 
 
@@ -94,8 +81,7 @@ def test_shuffling_spreads_what_would_lie_together(xp):
 
 def test_saturated_hubs_do_not_stop_it(xp, monkeypatch):
     monkeypatch.setattr(generate, "WEIGHTED_ROUNDS", 1)
-    A = power_law(20, 190, inside=1.0, community=2, device=device(xp))
-    assert A.nnz == 190
+    assert power_law(20, 190, inside=1.0, community=2, device=device(xp)).nnz == 190
 
 
 @given(n=st.integers(0, 9), half_width=st.integers(0, 10))
