@@ -344,9 +344,7 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path):
 
 
 LOOP = np.zeros((2, 1), int)
-PASSES = [
-    [LOOP, np.array(edge)] for edge in ([[1], [0]], [[0], [1]])
-]  # a vertex was not there
+PASSES = [[LOOP, np.array(edge)] for edge in ([[1], [0]], [[0], [1]])]  # a vertex was not there
 
 
 @pytest.mark.parametrize("passes", [[edges_of(), edges_of(seed=1)], *PASSES])

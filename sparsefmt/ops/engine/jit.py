@@ -251,7 +251,7 @@ def _allow_shared(function: int, size: int, name: str) -> None:
 def compile_all() -> int:
     """Compile every kernel for the current device, so that nothing compiles later.
 
-    Call it before a CUDA graph is captured.  It takes all cores, and a minute of sixteen.
+    Call it before a CUDA graph is captured.  It takes all cores for minutes.
 
     Returns
     -------
