@@ -11,7 +11,7 @@ from test_architecture import FUNCTION, KERNELS, PACKAGE, SOURCES, imports, modu
 #: docs/decisions that says what the lines buy.
 BUDGETS = {
     ".": 1670,
-    "autograd": 2670,
+    "autograd": 2680,
     "autograd/engine": 1160,
     "autograd/tensors": 1820,
     "cli": 1360,
@@ -39,7 +39,7 @@ BUDGETS = {
     "plan": 1710,
     "testing": 900,
 }
-MAX_TOTAL = 51395
+MAX_TOTAL = 51420
 MAX_FILES = 14  #: of a folder
 MAX_ANY = 0.05  #: share of parameters typed ``Any``
 
