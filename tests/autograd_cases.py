@@ -1,5 +1,7 @@
 """Graphs and a naive reference for the tests of ``sparsefmt.autograd``."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
@@ -27,6 +29,25 @@ TRANSFORMS = {
     "vmap": lambda f, x: torch.func.vmap(f)(torch.stack([x, x])),
     "forward_ad": _with_tangent,
 }
+
+
+@contextmanager
+def matmul_precision(word):
+    """Let torch's products of float32 be rounded so far."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(word)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def results(layer, x, *args):
+    """The result, and the gradients of the features and of all parameters that have some."""
+    y = layer(x, *args)
+    given = [one for one in (x, *layer.parameters()) if one.requires_grad]
+    return [y, *torch.autograd.grad(y.square().sum(), given)]
+
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

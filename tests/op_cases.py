@@ -115,6 +115,18 @@ def rounded(X):
     return X.astype(ml_dtypes.bfloat16).astype(np.float32)
 
 
+def note_calls(monkeypatch, owner, name):
+    """Note the arguments of each call of a function, which runs as before."""
+    calls, function = [], getattr(owner, name)
+
+    def noting(*args, **options):
+        calls.append(args)
+        return function(*args, **options)
+
+    monkeypatch.setattr(owner, name, noting)
+    return calls
+
+
 def put(xp, value):
     """A matrix or array where the module's arrays live."""
     if isinstance(value, Format):

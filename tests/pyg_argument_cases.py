@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
+from pyg_cases import numbers
 
 N, FEAT, OUT, EDGE_DIM = 9, 4, 6, 3
 UPSTREAM = "target_to_source"
@@ -32,9 +32,7 @@ class Row:
 
 
 def edge_features(edges, width=FEAT):
-    generator = torch.Generator().manual_seed(4)
-    attr = torch.randn(edges.shape[1], width, generator=generator, dtype=torch.float64)
-    return {"edge_attr": attr}
+    return {"edge_attr": numbers(edges.shape[1], width, seed=4)}
 
 
 def nothing(edges):

@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
-from op_cases import DTYPES, features, matrix, name_of, put, rows_of
+from op_cases import DTYPES, features, host, matrix, name_of, put, rows_of
 from test_gat import square
 
 import sparsefmt
@@ -57,8 +57,7 @@ def test_infinite_scores_and_nan_spread_over_their_row_alone(xp, dtype, scores):
     A = sparsefmt.CSR([0, 3, 5, 6, 8, 9, 9], np.zeros(9, int), shape=(6, 1))
     arrays, _ = operands(A, scores, (), 4, dtype)
     own = np.array([0, -np.inf, 1, -np.inf, -np.inf, np.inf, np.nan, 2, 3], dtype)
-    found = forward(xp, A, arrays, edge_scores=own)
-    found = (found.get() if hasattr(found, "get") else found).astype(np.float64)
+    found = as_float64(forward(xp, A, arrays, edge_scores=own))
     lost = np.isnan(found).all(axis=1)
     assert lost.tolist() == [False, True, True, True, False, False]
     assert np.isfinite(found[~lost]).all()
@@ -73,7 +72,7 @@ MASKED_SHAPES += [(np.float32, (1,), 300)]
 
 
 def as_float64(value):
-    return np.asarray(value.get() if hasattr(value, "get") else value).astype(np.float64)
+    return np.asarray(host(value)).astype(np.float64)
 
 
 @pytest.mark.parametrize("loops", [{}, LOOPS], ids=["stored", "self_loops"])

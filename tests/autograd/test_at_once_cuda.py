@@ -1,14 +1,14 @@
 """Kernels that are called directly on a GPU give the bits of the library ops."""
 
 import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from itertools import product
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from autograd_cases import side_of  # noqa: E402
+from autograd_cases import matmul_precision, side_of  # noqa: E402
 
 from sparsefmt import Graph, nn  # noqa: E402
 from sparsefmt.autograd import spmm  # noqa: E402
@@ -34,21 +34,11 @@ def poison(shape, dtype):
     torch.full(shape, float("nan"), dtype=dtype, device="cuda")
 
 
-@contextmanager
-def rounding():
-    """Let products round float32 features to bfloat16."""
-    torch.set_float32_matmul_precision("medium")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision("highest")
-
-
 def test_what_is_rounded_is_that_of_the_library_op_and_nothing_is_zero():
     """What goes around the dispatcher is in ``test_autograd_dispatch``."""
     side, x = side_of(Graph.from_edge_index(edges(), num_nodes=N), False), torch.rand(N, 8).cuda()
     assert direct((x, None, "sum"))
-    with rounding():
+    with matmul_precision("medium"):
         args = x, None, None, None, None, "sum"
         expected = SPMM.library(side.indptr, side.indices, side.n_cols, side.plan, *args)
         assert torch.equal(SPMM(side, *args), expected)
@@ -69,7 +59,7 @@ def step(layer, graph, x, *, change=False, seen=False, rounds=False):
     y = torch.relu_(y) if change else y
     weights = torch.linspace(-1, 1, y.numel(), device="cuda", dtype=y.dtype).view_as(y)
     with torch.profiler.profile(acc_events=True) if seen else nullcontext():
-        with rounding() if rounds else nullcontext():
+        with matmul_precision("medium") if rounds else nullcontext():
             found = torch.autograd.grad(y, [x, *layer.parameters()], weights)
     return kept, *found
 
@@ -94,9 +84,8 @@ def test_attention_is_that_of_the_library_ops(heads, feat, dtype):
         layer.train()
         with torch.profiler.profile(acc_events=True):
             expected = step(layer, graph, x, change=change)
-        for one, other, wanted in zip(found, seen, expected, strict=True):
-            assert torch.equal(one, wanted)
-            assert torch.equal(other, wanted)
+        assert all(map(torch.equal, found, expected))
+        assert all(map(torch.equal, seen, expected))
 
 
 @pytest.mark.parametrize(("heads", "feat"), [(1, 64), (2, 8)])
@@ -117,8 +106,7 @@ def test_saved_tensors_may_go_to_the_cpu_and_back():
     expected = step(layer, graph, x)
     with torch.autograd.graph.save_on_cpu():
         found = step(layer, graph, x)
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one, other)
+    assert all(map(torch.equal, found, expected))
 
 
 # How much code a step runs, which is what a small graph waits for

@@ -315,10 +315,7 @@ def test_other_devices_may_be_current():
         (lambda x, *_: spmm(graph, x, reduce="mean"), of_products(graph, 8, "cuda:1")),
         (lambda *a: sample(graph, a, 3, seed=3), of_products(graph, 8, "cuda:1")),
         *(
-            (
-                lambda *a, kind=kind: attend(kind, graph, a, dropout=0.2, seed=3, self_loops=True),
-                attention(kind, graph, (2,), 8, "cuda:1"),
-            )
+            (partial(LONG[kind], graph), attention(kind, graph, (2,), 8, "cuda:1"))
             for kind in (*KINDS, "layer")
         ),
     ]

@@ -268,10 +268,8 @@ def test_a_large_graph_keeps_the_inverse_of_its_permutation(monkeypatch):
     captured.replay()
     assert ("perm", place) in built
     assert ("inverse", place) not in built
-    for one, other in zip(gradients(), found, strict=True):
-        assert torch.equal(one, other)
+    assert all(map(torch.equal, gradients(), found))
     for _ in range(2):
-        for one, other in zip(expected, backward_of(graph)[1], strict=True):
-            torch.testing.assert_close(one, other)
+        torch.testing.assert_close(expected, backward_of(graph)[1])
     perm, inverse = built["perm", place], built["inverse", place]
     assert perm[torch.from_dlpack(inverse).long()].tolist() == list(range(graph.nnz))

@@ -15,24 +15,8 @@ from attention_cases import loop_graph  # noqa: E402
 from autograd_cases import make_graph  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
-from sparsefmt import DeviceError, DtypeError, Graph, ShapeError, UnsupportedError  # noqa: E402
-from sparsefmt.autograd import (  # noqa: E402
-    aggregate_with_own,
-    dot_aggregate,
-    edge_combine,
-    gat_aggregate,
-    gatv2_aggregate,
-    gcn_norm,
-    maxk,
-    maxk_aggregate,
-    message_aggregate,
-    prepare,
-    propagate,
-    relational_aggregate,
-    sampled_aggregate,
-    sddmm,
-    spmm,
-)
+from sparsefmt import DeviceError, DtypeError, Graph, ShapeError, UnsupportedError, autograd  # noqa: E402
+from sparsefmt.autograd import gcn_norm, maxk, maxk_aggregate, propagate, sddmm, spmm  # noqa: E402
 from sparsefmt.autograd.attention import gat_of_vectors  # noqa: E402
 from sparsefmt.autograd.cbsr import features_to_keep  # noqa: E402
 
@@ -47,15 +31,15 @@ MARKS = torch.zeros(7, 1, dtype=torch.bool)
 
 
 def gat(h=H, el=EL, er=ER, edges=None, *, graph=GRAPH, **options):
-    return gat_aggregate(graph, h, el, er, edges, **options)
+    return autograd.gat_aggregate(graph, h, el, er, edges, **options)
 
 
 def gatv2(left=H, right=R, att=ATT, edges=None, **options):
-    return gatv2_aggregate(GRAPH, left, right, att, edges, **options)
+    return autograd.gatv2_aggregate(GRAPH, left, right, att, edges, **options)
 
 
 def dot(queries=R, keys=H, values=None, edges=None, **options):
-    return dot_aggregate(GRAPH, queries, keys, values, edges, **options)
+    return autograd.dot_aggregate(GRAPH, queries, keys, values, edges, **options)
 
 
 def layer(h=S, source=V, target=V, *scores, graph=SQUARE, **options):
@@ -63,15 +47,15 @@ def layer(h=S, source=V, target=V, *scores, graph=SQUARE, **options):
 
 
 def sample(width=3, **options):
-    return sampled_aggregate(GRAPH, X, width, **options)
+    return autograd.sampled_aggregate(GRAPH, X, width, **options)
 
 
 def own(factor=OWN, graph=SQUARE, x=F, **options):
-    return aggregate_with_own(graph, x, factor, **options)
+    return autograd.aggregate_with_own(graph, x, factor, **options)
 
 
 def message(x=X, w=W, **options):
-    return message_aggregate(GRAPH, x, w, **options)
+    return autograd.message_aggregate(GRAPH, x, w, **options)
 
 
 #: Shapes, whose errors say which there may be.
@@ -115,10 +99,10 @@ SHAPES = [
     (lambda: features_to_keep(6, 5), "k is 6 but a row has 5 features"),
     (lambda: message(X, W[:, 0]), r"edge_features\[:, None\] for instance"),
     (lambda: message(X, W[:, :3]), "edge_features has .*3.* but x has .*4"),
-    (lambda: edge_combine(GRAPH, Y, X[:, :3]), "right has .*3.* but left has .*4"),
+    (lambda: autograd.edge_combine(GRAPH, Y, X[:, :3]), "right has .*3.* but left has .*4"),
 ]
 KINDS = [
-    (lambda: prepare(X), "graph is a .* tensor of .*: give a sparsefmt.Graph"),
+    (lambda: autograd.prepare(X), "graph is a .* tensor of .*: give a sparsefmt.Graph"),
     (lambda: spmm(WEIGHTED, X), "x is torch.float32 but the graph's own edge values are torch.fl"),
     *(
         (
@@ -170,7 +154,7 @@ OTHERS = [
             (lambda: gcn_norm(PARTS), "graph is only the tensors .* self_loops=False"),
             (lambda: message(message="max"), "message is \"max\"|is 'max': use"),
             (lambda: message(reduce="max"), r"spmm\(\.\.\., reduce=.max.\) takes"),
-            (lambda: edge_combine(GRAPH, Y, X, "div"), "op is 'div': use"),
+            (lambda: autograd.edge_combine(GRAPH, Y, X, "div"), "op is 'div': use"),
         )
     ),
 ]
@@ -216,14 +200,16 @@ def test_any_integer_is_a_width():
 def test_an_edge_index_without_features_of_vertices_is_refused():
     edges, features = torch.tensor([[0, 1], [1, 0]]), torch.rand(2, 3)
     with pytest.raises(ShapeError, match="nothing says how many vertices"):
-        message_aggregate(edges, None, features, message="copy_edge")
+        autograd.message_aggregate(edges, None, features, message="copy_edge")
 
 
 @pytest.mark.parametrize("is_new", [False, True], ids=["graph", "edge_index"])
 def test_a_first_call_within_a_transform_is_refused_as_later_ones(is_new):
     edges, types = torch.tensor([[0, 1, 2], [1, 2, 0]]), torch.tensor([0, 1, 0])
     graph = edges if is_new else Graph.from_edge_index(edges, num_nodes=3)
-    call = partial(relational_aggregate, graph, weight=torch.ones(2, 4, 5), edge_type=types)
+    call = partial(
+        autograd.relational_aggregate, graph, weight=torch.ones(2, 4, 5), edge_type=types
+    )
     for _ in range(2):
         with pytest.raises(UnsupportedError, match=r"transforms of torch\.func"):
             torch.func.grad(lambda x: call(x).sum())(torch.ones(3, 4))

@@ -71,8 +71,7 @@ def test_a_dense_product_of_kept_features_is_the_same(device, dtype, reduce, mon
         monkeypatch.setattr(cbsr, "dense_is_faster", lambda *_, is_dense=is_dense: is_dense)
         y = autograd.maxk_aggregate(graph, x, 99, reduce=reduce, row_scale=r)
         results.append((y, *torch.autograd.grad(y, (x, r), grad)))
-    for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, equal_nan=True)
+    assert_same(*results, equal_nan=True)
 
 
 @pytest.mark.parametrize(
@@ -155,13 +154,9 @@ def test_nan_and_infinity_go_through_a_relu_as_in_torch(device):
     graph = Graph(COO([0, 0, 1, 1], [0, 1, 2, 3], shape=(3, 4)))
     args = torch.tensor([[NAN], [1.0], [-INF], [2.0]]), torch.tensor([[1.0], [-1], [1], [-3]])
     steps = []
-    for place in (device, "cpu"):
-        x, w = leaves = [one.to(place).requires_grad_() for one in args]
-        y = (
-            messages(graph, w, x, message="relu_add", reduce="sum")
-            if steps
-            else autograd.message_aggregate(graph.to(place), x, w, message="relu_add")
-        )
+    for function, place in zip(THRICE["relu_add"], (device, "cpu"), strict=True):
+        leaves = [one.to(place).requires_grad_() for one in args]
+        y = function(graph.to(place), *leaves)
         steps.append([one.cpu() for one in (y, *torch.autograd.grad(y.sum(), leaves))])
     assert_same(*steps, equal_nan=True)
 
@@ -271,13 +266,8 @@ def test_a_seed_gives_one_result_and_torch_draws_another_at_each_call(device, na
         return drawing(name, graph, args, **options)
 
     first = drawn(seed=7)
-    for seed in (
-        7,
-        np.int64(7),
-        7 + 2**64,
-        torch.tensor([7]).to(device),
-        torch.tensor(7).to(device),
-    ):
+    number = torch.tensor(7, device=device)
+    for seed in (7, np.int64(7), 7 + 2**64, number[None], number):
         assert torch.equal(first, drawn(seed=seed))
     assert torch.equal(drawn(seed=-1), drawn(seed=2**64 - 1))
     assert not torch.equal(first, drawn(seed=8))
@@ -473,10 +463,9 @@ def test_one_head_may_have_an_axis_or_none(device):
     wanted = torch.autograd.grad(expected.square().sum(), (h, el, er, edges))
     for flat, one in itertools.product((False, True), repeat=2):
         given = [
-            value.detach().unsqueeze(1).requires_grad_() if there else value.detach()
+            (value.unsqueeze(1) if there else value).detach().requires_grad_()
             for value, there in zip((h, el, er, edges), (flat, one, not one, one), strict=True)
         ]
-        given = [one.detach().requires_grad_() for one in given]
         y = autograd.gat_aggregate(graph, *given)
         assert torch.equal(y.reshape(9, 4), expected)
         found = torch.autograd.grad(y.square().sum(), given)

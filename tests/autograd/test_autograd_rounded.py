@@ -5,21 +5,21 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autograd_cases import make_graph, tensors  # noqa: E402
+from autograd_cases import make_graph, matmul_precision, tensors  # noqa: E402
 
 from sparsefmt import autograd, nn  # noqa: E402
 from sparsefmt.autograd import gat_aggregate, gat_of_vectors, gatv2_aggregate, spmm  # noqa: E402
 from sparsefmt.ops import explain  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("medium")
 SCALES = ("row_scale", "col_scale")
 
 
 @pytest.fixture
 def medium(rounds_always):
     """Let torch's own products go by bfloat16, and round small matrices too."""
-    torch.set_float32_matmul_precision("medium")
-    yield
-    torch.set_float32_matmul_precision("highest")
+    with matmul_precision("medium"):
+        yield
 
 
 def rounded(x):
@@ -28,16 +28,11 @@ def rounded(x):
 
 def exactly(function, *args, **options):
     """The same without rounding."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
+    with matmul_precision("highest"):
         return function(*args, **options)
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("medium")
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("names", [(), SCALES[:1], SCALES[1:], SCALES])
 @pytest.mark.parametrize("weighted", [True, False])
@@ -58,7 +53,6 @@ def test_features_and_their_gradient_are_rounded_once(weighted, names, reduce):
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("medium")
 def test_gradients_of_edge_values_are_not_rounded():
     graph = make_graph(40, 30, 600, device="cuda")
     x, grad, a = tensors("cuda", (30, 24), (40, 24), (graph.nnz,), dtype=torch.float32)
@@ -82,7 +76,6 @@ def by_head(x):
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("medium")
 @pytest.mark.parametrize("name", EXACT)
 def test_other_dtypes_and_functions_are_as_before(name):
     function, dtype = EXACT[name]
@@ -92,7 +85,6 @@ def test_other_dtypes_and_functions_are_as_before(name):
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("medium")
 def test_explain_tells_of_it():
     graph = make_graph(40, 30, 600, device="cuda")
     (x,) = tensors("cuda", (30, 24), dtype=torch.float32, grad=False)
@@ -101,7 +93,6 @@ def test_explain_tells_of_it():
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("medium")
 @pytest.mark.parametrize(
     "make",  # one aggregates first: what is rounded is alike
     [lambda: nn.SAGEConv(24, 32), lambda: nn.GATConv(24, 16, heads=4)],
@@ -123,7 +114,6 @@ def test_layers_take_it_compiled_and_captured_too(make):
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("medium")
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize(("heads", "feat"), [(4, 32), (1, 24), (3, 5)])
 def test_attention_gathers_features_and_their_gradient_rounded(heads, feat, dropout):
@@ -149,7 +139,6 @@ def test_attention_gathers_features_and_their_gradient_rounded(heads, feat, drop
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("medium")
 @pytest.mark.parametrize("edges", [False, True])
 @pytest.mark.parametrize(("heads", "feat"), [(4, 16), (1, 72), (3, 5)])
 def test_scores_of_vectors_and_a_bias_are_as_if_made_apart(heads, feat, edges):
@@ -162,19 +151,15 @@ def test_scores_of_vectors_and_a_bias_are_as_if_made_apart(heads, feat, edges):
     apart = gat_aggregate(graph, h, el, er, edge_scores, **options) + bias
     together = gat_of_vectors(graph, h, source, target, edge_scores, bias=bias, **options)
     torch.testing.assert_close(together, apart, rtol=2e-5, atol=2e-5)
-    assert not torch.equal(
-        together,
-        exactly(gat_of_vectors, graph, h, source, target, edge_scores, bias=bias, **options),
-    )
+    exact = exactly(gat_of_vectors, graph, h, source, target, edge_scores, bias=bias, **options)
+    assert not torch.equal(together, exact)
     pair = (
         torch.autograd.grad(y, given, grad.detach(), retain_graph=True) for y in (together, apart)
     )
-    for one, other in zip(*pair, strict=True):
-        torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-4)
+    torch.testing.assert_close(*pair, rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("medium")
 @pytest.mark.parametrize("how", ["windows", "deterministic"])
 @pytest.mark.parametrize("weighted", [True, False])
 def test_gradients_of_kept_features_are_rounded_once(weighted, how, request):
@@ -192,7 +177,7 @@ def test_gradients_of_kept_features_are_rounded_once(weighted, how, request):
     assert not torch.equal(dx, exact)
 
 
-def test_on_a_cpu_nothing_is_rounded(medium):
+def test_on_a_cpu_nothing_is_rounded():
     graph = make_graph(40, 30, 600)
     (x,) = tensors("cpu", (30, 24), dtype=torch.float32, grad=False)
     assert torch.equal(spmm(graph, x), exactly(spmm, graph, x))

@@ -72,6 +72,10 @@ class Call:
         result = self.function(*[graph] * self.graph, **args, **self.options)
         return result[1] if isinstance(result, tuple) else result
 
+    def of_values(self, graph):
+        """Return the function of the values of all arguments, in their order."""
+        return lambda *values: self.run(graph, dict(zip(self.shapes, values, strict=True)))
+
     def step(self, graph, args, grad=None):
         """Return the result and the gradients."""
         y = self.run(graph, args)
@@ -265,10 +269,8 @@ def attention(function, shapes, oracle, options):
     traits = {"twice": False}
     return (
         call(function, "", shapes, oracle, {}, options, **traits),
-        *(
-            call(function, "of edges", {**shapes, "edge_scores": SCORES}, oracle, LOOPS,
-                 {**options, **MASKED}, square=True, numbered=True, **traits),
-        ),
+        call(function, "of edges", {**shapes, "edge_scores": SCORES}, oracle, LOOPS,
+             {**options, **MASKED}, square=True, numbered=True, **traits),
     )  # fmt: skip
 
 

@@ -114,12 +114,8 @@ def test_gradients_agree_with_finite_differences(device, deterministic, call):
     some = [{name} for name in args if name not in call.constants]
     options = {"nondet_tol": ATOMICS if call.atomics and device == "cuda" else 0}
     for names in (set(args), *(some if len(some) > 1 else ())):
-        leaves = {n: v if n in names else v.detach() for n, v in args.items()}
-
-        def function(*values, leaves=leaves):
-            return call.run(graph, dict(zip(leaves, values, strict=True)))
-
-        assert gradcheck(function, tuple(leaves.values()), **options)
+        leaves = tuple(v if n in names else v.detach() for n, v in args.items())
+        assert gradcheck(call.of_values(graph), leaves, **options)
 
 
 @calls(twice=True)
@@ -127,11 +123,7 @@ def test_second_derivatives_agree_with_finite_differences(device, deterministic,
     torch.use_deterministic_algorithms(may_be_deterministic(call, device))
     graph = graph_of(call, 6, 4, 16, device=device)
     args = call.arguments(graph, device=device, feat=2 + ("k" in call.options))
-
-    def function(*values):
-        return call.run(graph, dict(zip(args, values, strict=True)))
-
-    assert gradgradcheck(function, tuple(args.values()), nondet_tol=0)
+    assert gradgradcheck(call.of_values(graph), tuple(args.values()), nondet_tol=0)
 
 
 @calls(twice=False)

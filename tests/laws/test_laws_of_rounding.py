@@ -6,17 +6,7 @@ import numpy as np
 import pytest
 from laws.cases import CASES, K, by
 from laws.checks import LAYOUTS, check
-from op_cases import (
-    INDEX_DTYPES,
-    KINDS,
-    ROW_LENGTHS,
-    moved,
-    name_of,
-    poisoned,
-    put,
-    rounded,
-    rows_of,
-)
+from op_cases import INDEX_DTYPES, KINDS, ROW_LENGTHS, moved, name_of, put, rounded, rows_of
 
 from sparsefmt import CBSR, UnsupportedError, ops
 from sparsefmt.ops.attention import oracle as attention
@@ -62,13 +52,11 @@ CHOSEN = [
     and case.format == "csr"
 ]
 every_case = pytest.mark.parametrize("case", CHOSEN, ids=str)
-on_gpus = [pytest.mark.gpu, pytest.mark.usefixtures("rounds_always", "one_thread")]
 
 
 def on_gpu(test):
-    for mark in on_gpus:
-        test = mark(test)
-    return every_case(test)
+    fixtures = pytest.mark.usefixtures("rounds_always", "one_thread")
+    return every_case(pytest.mark.gpu(fixtures(test)))
 
 
 def check_rounded(case, A, feat, **places):
@@ -123,8 +111,7 @@ def test_results_may_begin_anywhere(case, offset):
     args = case.arguments(case.matrix(F32), F32, feat=64)
     there = {name: put(cupy, value) for name, value in args.items()}
     (expected,) = case.run(A, there)
-    flat, _ = poisoned(cupy, (offset + expected.size,), F32)
-    out = flat[offset:].reshape(expected.shape)
+    out = cupy.full(offset + expected.size, np.nan, F32)[offset:].reshape(expected.shape)
     case.run(A, there, out=out)
     cupy.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
 

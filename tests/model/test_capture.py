@@ -167,10 +167,8 @@ def test_gradients_are_those_of_eager_steps(where, recorded):
 
         pairs = batches(recorded, 6)
         call = capture(step, *pairs[0]) if captured else step
-        seen = []
         for pair in pairs:
             call(*pair)
-            seen.append({str(len(seen)): p for p in left(model, optimizer).values()})
             if where == "outside":
                 optimizer.zero_grad()
         both.append(left(model, optimizer))

@@ -1,6 +1,7 @@
 """What a plan says of captures, orders of vertices and tiles, and that it is right to follow it."""
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,24 +28,18 @@ def planned(graph=None, feat=16, device="cpu", **options):
     return model, graph, x, optimize(model, graph, x=x, **options)
 
 
-def decided(monkeypatch, host, whole):
-    """What is decided of a step of these times, on a GPU that need not be there."""
-    monkeypatch.setattr(decisions, "times_of", lambda *_: (host, whole))
-    like = type("Like", (), {"is_cuda": True})()
-    return decisions.decide_capture(decisions.TimedStep(None, like, [], [], nullcontext, 10))
-
-
-def test_a_step_that_waits_for_its_launches_is_best_captured(monkeypatch):
-    found = decided(monkeypatch, 0.95e-3, 1.0e-3)
-    assert found.chosen
-    assert "nn.capture" in found.explain()
-    assert "0.950 ms" in found.explain()
-
-
-def test_a_device_that_is_busy_needs_no_capture(monkeypatch):
-    found = decided(monkeypatch, 0.3e-3, 1.0e-3)
-    assert not found.chosen
-    assert "busy" in found.reason
+@pytest.mark.parametrize(("host", "waits"), [(0.95e-3, True), (0.3e-3, False)])
+def test_a_step_that_waits_for_its_launches_is_best_captured(monkeypatch, host, waits):
+    """And none of a device that is busy; on a GPU that need not be there."""
+    monkeypatch.setattr(decisions, "times_of", lambda *_: (host, 1.0e-3))
+    like = SimpleNamespace(is_cuda=True)
+    found = decisions.decide_capture(decisions.TimedStep(None, like, [], [], nullcontext, 10))
+    assert found.chosen == waits
+    if waits:
+        assert "nn.capture" in found.explain()
+        assert "0.950 ms" in found.explain()
+    else:
+        assert "busy" in found.reason
 
 
 def test_on_the_cpu_nothing_is_captured_and_there_are_no_tiles():
@@ -169,33 +164,26 @@ def test_without_steps_nothing_is_decided():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("dtype", "reason"), [(torch.float32, "high"), (torch.float64, "float64")], ids=str
+    ("dtype", "steps", "reason"),
+    [
+        *((torch.float32, 10_000, "high"), (torch.float64, 10_000, "float64")),
+        (torch.float16, 1, "longer"),
+    ],
+    ids=str,
 )
-def test_what_would_be_rounded_has_none(dtype, reason):
-    found, graph, _ = tiled("cuda", dtype)
+def test_what_would_be_rounded_has_none_nor_have_few_steps_that_do_not_pay(dtype, steps, reason):
+    found, graph, _ = tiled("cuda", dtype, steps=steps)
     assert reason in found.tiling.reason
     assert not has_tiles(graph)
-
-
-@pytest.mark.gpu
-def test_few_steps_do_not_pay_for_them():
-    found, graph, _ = tiled("cuda", torch.float16, steps=1)
-    assert "longer" in found.tiling.reason
-    assert not has_tiles(graph)
-
-
-def clock(monkeypatch, *seconds):
-    """Run what is timed, and say that it took so long."""
-    times = iter(seconds)
-    monkeypatch.setattr(decisions, "BUILDING", (0.0, 0.0))
-    monkeypatch.setattr(decisions, "seconds_of", lambda run, like: run() is None or next(times))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("pays", [True, False])
 def test_tiles_that_pay_are_kept_until_the_plan_is_undone(monkeypatch, pays):
     first, last = (2.0, 1.0) if pays else (1.0, 2.0)
-    clock(monkeypatch, *[first] * 3, 3.0 if pays else last, *[last] * 2)
+    times = iter([*[first] * 3, 3.0 if pays else last, *[last] * 2])
+    monkeypatch.setattr(decisions, "BUILDING", (0.0, 0.0))
+    monkeypatch.setattr(decisions, "seconds_of", lambda run, like: run() is None or next(times))
     found, graph, names = tiled("cuda", torch.float16, dense_blocks("cuda"))
     assert found.tiling.chosen == pays
     assert found.tiling.measured == (first, last)

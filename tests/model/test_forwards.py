@@ -458,14 +458,6 @@ def test_planning_draws_from_no_generator_and_leaves_no_trace():
         assert all(p.grad is None for p in planned.parameters())
 
 
-def written(write):
-    def body(self, x, graph, y):
-        write(self)
-        return 0
-
-    return body
-
-
 WRITES = {
     "buffer": lambda m: m.total.mul_(2).add_(1),
     "weight": lambda m: m.first.lin.weight.data.mul_(2.0),
@@ -483,7 +475,9 @@ WRITES = {
 
 @pytest.mark.parametrize("name", WRITES)
 def test_what_a_forward_writes_while_it_is_planned_is_put_back(name):
-    planned, _, graph = pair(written(WRITES[name]))
+    def body(self, x, graph, y):
+        WRITES[name](self)
+        return 0
 
     def state(model):
         left_out = ("body", "graph", "graphs")
@@ -491,6 +485,7 @@ def test_what_a_forward_writes_while_it_is_planned_is_put_back(name):
         tensors = {k: v.to_dense().tolist() for k, v in model.state_dict().items()}
         return plain, tensors, [p.grad is None for p in model.parameters()]
 
+    planned, _, graph = pair(body)
     before = state(planned)
     optimize(planned, graph, x=features())
     assert state(planned) == before

@@ -11,7 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autograd_cases import make_graph  # noqa: E402
+from autograd_cases import make_graph, results  # noqa: E402
+from op_cases import note_calls  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.utils import prune  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
@@ -100,16 +101,8 @@ def features(width, *, seed=0, dtype=torch.float64):
     return x.to(dtype).requires_grad_()
 
 
-def results(model, x, graph):
-    """The result, and the gradients of the features and of all parameters."""
-    y = model(x, graph)
-    given = [one for one in (x, *model.parameters()) if one.requires_grad]
-    return [y, *torch.autograd.grad(y.square().sum(), given)]
-
-
 def assert_same(mine, other):
-    for one, two in zip(mine, other, strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close([*mine], [*other], rtol=1e-10, atol=1e-10)
 
 
 def unplanned(layer):
@@ -287,9 +280,8 @@ def test_a_graph_for_a_layer_of_pygs_is_refused_by_name(x):
 
 
 def test_loops_that_are_added_are_those_that_are_missing():
-    diagonals = {"all": [3, 1, 1], "without": [1, 1, 1]}
     graph = Graph.from_edge_index(np.array([[0, 0, 1, 2], [0, 0, 2, 1]]), num_nodes=3)
-    for which, diagonal in diagonals.items():
+    for which, diagonal in (("all", [3, 1, 1]), ("without", [1, 1, 1])):
         assert layers.with_loops(graph, which).csr.toarray().diagonal().tolist() == diagonal
 
 
@@ -311,10 +303,10 @@ def timed(monkeypatch):
 
 def test_deciding_takes_four_iterations_once_and_no_call_takes_any(timed):
     timed.seconds += [2.0, 1.0, 0.8, 0.9]
-    x, (width, out) = features(6), (6, 8)
+    x = features(6)
     for seed in (0, 0, 0):  # graphs of one structure, at other places
         graph = square(seed=seed)
-        layer = ours.GCNConv(width, out).double()
+        layer = ours.GCNConv(6, 8).double()
         plan = optimize(layer, graph)
         assert len(timed.runs) == 4
         found = [c.measured for c in plan.layers[""].candidates if c.measured is not None]
@@ -328,13 +320,8 @@ def test_deciding_takes_four_iterations_once_and_no_call_takes_any(timed):
 
 def test_times_are_those_of_one_graph_and_of_the_code_of_one_class(timed):
     around = np.arange(64)
-    ring, permuted = (
-        Graph(COO(np.tile(around, 2), np.concatenate(cols), shape=(64, 64)))
-        for cols in (
-            [(around + 1) % 64, (around + 2) % 64],
-            [(5 * around + 1) % 64, (5 * around + 2) % 64],
-        )
-    )
+    cols = (np.concatenate([k * around + 1, k * around + 2]) % 64 for k in (1, 5))
+    ring, permuted = (Graph(COO(np.tile(around, 2), col, shape=(64, 64))) for col in cols)
     counts = []
     for graph in (ring, ring, permuted):
         optimize(ours.GCNConv(6, 6), graph)
@@ -398,8 +385,8 @@ def test_an_error_leaves_the_model_as_it_was(monkeypatch, call):
 def test_what_runs_once_is_shared_after_the_clock_too(timed):
     graph, x = square(), features(6).float()
     found = optimize(ours.GCNConv(6, 8), graph, x=x, steps=1, mode="measure").layers[""]
-    chosen = found.chosen
-    assert chosen.measured + chosen.once <= min(c.measured + c.once for c in found.promoted) / 0.97
+    least = min(c.measured + c.once for c in found.promoted)
+    assert found.chosen.measured + found.chosen.once <= least / 0.97
     slow = replace(found, candidates=tuple(replace(c, once=c.once * 1e9) for c in found.candidates))
     assert slow.chosen.once == 0
     assert replace(slow, runs=None).chosen.measured == min(c.measured for c in slow.promoted)
@@ -463,9 +450,7 @@ def test_what_does_not_fit_into_memory_is_not_chosen(monkeypatch):
 def test_graphs_of_about_one_size_are_planned_once(monkeypatch):
     layer = ours.GCNConv(6, 8).double()
     optimize(layer, square())
-    calls = []
-    real = composition.plan
-    monkeypatch.setattr(composition, "plan", lambda *a, **o: calls.append(a) or real(*a, **o))
+    calls = note_calls(monkeypatch, composition, "plan")
     for seed in range(20):
         graph, x = make_graph(N, N, 120 + seed, seed=seed), features(6, seed=seed)
         torch.testing.assert_close(layer(x, graph), unplanned(layer)(x, graph))
@@ -528,8 +513,7 @@ def test_a_sparse_tensor_with_loops_has_pygs_normalisation(kind, weighted, given
     else:
         optimize(model, adjacency, x=(x.detach(), adjacency) if given == "both" else None)
     assert_same(results(model, x, adjacency), expected)
-    edges = edge_index(square())
-    other = copy.deepcopy(model)
+    edges, other = edge_index(square()), copy.deepcopy(model)
     del other.conv._plan
     assert_same(results(model, x, edges), results(other, x, edges))
 

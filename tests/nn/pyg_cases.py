@@ -80,9 +80,8 @@ def outcome(layer, x, edges, given=None, *, change=lambda y: y):
     leaves = [one.clone().requires_grad_(one.is_floating_point()) for one in x]
     seed(6, leaves[0].device)  # for parameters that the first call draws
     one = leaves[0] if len(leaves) == 1 else tuple(leaves)
-    y = change(layer(one, edges, **(given | floats)))
-    y = tree_leaves(y)  # and the weights of edges, of some
-    leaves = [one for one in leaves if one.requires_grad]
+    # And the weights of edges, of some.
+    y = tree_leaves(change(layer(one, edges, **(given | floats))))
     wanted = [*leaves, *floats.values(), *filter(is_made, layer.parameters())]
     wanted = [one for one in wanted if one.requires_grad]
     loss = sum(
@@ -95,5 +94,4 @@ def outcome(layer, x, edges, given=None, *, change=lambda y: y):
 
 
 def assert_same(mine, theirs):
-    for one, two in zip(tree_leaves(mine), tree_leaves(theirs), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(tree_leaves(mine), tree_leaves(theirs), rtol=1e-10, atol=1e-10)

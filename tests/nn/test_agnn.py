@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
 
 from autograd_cases import DTYPES  # noqa: E402
-from pyg_cases import outcome  # noqa: E402
+from pyg_cases import numbers, outcome  # noqa: E402
 
 from sparsefmt import Graph  # noqa: E402
 from sparsefmt.autograd import prepare  # noqa: E402
@@ -51,8 +51,7 @@ def graph_of(loops, device="cpu"):
 
 
 def features(device, *, dtype=torch.float32, width=FEAT):
-    x = torch.randn(N, width, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    return x.to(device, dtype).requires_grad_()
+    return numbers(N, width, seed=2).to(device, dtype).requires_grad_()
 
 
 def with_beta(layer, beta):

@@ -91,11 +91,11 @@ def as_buffer(module, name, value):
     module.register_buffer(name, value.detach())
 
 
-def before_the_parameter(module, name, value):
+def in_the_dict(module, name, value):
     module.__dict__[name] = value
 
 
-@pytest.mark.parametrize("place", [as_attribute, as_buffer, before_the_parameter])
+@pytest.mark.parametrize("place", [as_attribute, as_buffer, in_the_dict])
 @each_parameter
 def test_a_tensor_in_the_place_of_a_parameter_counts(name, parameter, place):
     layers, values = pair(name), []
@@ -141,10 +141,6 @@ def test_hooks_of_a_map_are_called(name, kind):
     getattr(module, f"register_{kind}_hook")(lambda *_: seen.append(1))
     check(layers)
     assert seen
-
-
-def in_the_dict(conv, name, module):
-    conv.__dict__[name] = module
 
 
 def in_the_dict_alone(conv, name, module):

@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
 
+from op_cases import note_calls  # noqa: E402
 from pyg_cases import assert_same, both, numbers, outcome  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
@@ -107,14 +108,11 @@ def test_gradients_are_those_out_of_place(device, name, shape):
         loss = (y * numbers(*shape, device=device, seed=7)).sum()
         first = torch.autograd.grad(loss, h, retain_graph=True)
         found.append([y.detach(), *first, *torch.autograd.grad(loss, h)])
-    for one, two in zip(*found, strict=True):
-        assert torch.equal(one, two)
+    assert all(map(torch.equal, *found))
 
 
 def test_a_result_that_nobody_writes_to_is_not_computed_again(device, monkeypatch):
-    calls, name = [], "GAT_OF_VECTORS_WITH_STATISTICS"
-    forward = getattr(autograd.attention, name)
-    monkeypatch.setattr(autograd.attention, name, lambda *args: calls.append(1) or forward(*args))
+    calls = note_calls(monkeypatch, autograd.attention, "GAT_OF_VECTORS_WITH_STATISTICS")
     x = numbers(N, FEAT, device=device).requires_grad_()
     conv = nn.GATConv(FEAT, 5, heads=HEADS).double().to(device)
     conv(x, edges(device)).relu().sum().backward()

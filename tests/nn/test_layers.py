@@ -61,11 +61,8 @@ COMPILED = OPTIONS | {
     "gin": lambda: PARTS["gin"](aggr="mean"),
     "sg": lambda: WEIGHTED["sg"](add_self_loops=False),
     "tag": lambda: WEIGHTED["tag"](normalize=False),
-    "gat": ATTENTION["gat"],
     "gatv2": lambda: ours.GATv2Conv(FEAT, 4, heads=2, concat=False, dropout=0.5),
-    "agnn": ATTENTION["agnn"],
-    "agnn of products": ATTENTION["agnn of products"],
-    "agnn without loops": ATTENTION["agnn without loops"],
+    **{name: make for name, make in ATTENTION.items() if name == "gat" or "agnn" in name},
 }
 #: Of layers with MaxK and with samples a diagonal is traced at each commit.
 RARE = {"gcn of samples", "sage with k", "gin of samples"}
@@ -175,9 +172,8 @@ def test_autocast_takes_layers_of_the_other_two_bytes(device, name, trained):
         y = layer(x, graph, **more)
     assert y.dtype is torch.bfloat16
     y.float().sum().backward()
-    assert all(
-        one.grad.dtype is torch.float16 for one in layer.parameters() if one.grad is not None
-    )
+    grads = [one.grad for one in layer.parameters() if one.grad is not None]
+    assert all(one.dtype is torch.float16 for one in grads)
 
 
 @pytest.mark.parametrize("name", OPTIONS, indirect=True)

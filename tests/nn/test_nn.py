@@ -10,8 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autograd_cases import entries, naive_spmm  # noqa: E402
+from autograd_cases import entries, naive_spmm, results  # noqa: E402
 from laws.calls import assert_same, shares  # noqa: E402
+from op_cases import note_calls  # noqa: E402
 from torch.nn import Linear, ReLU, Sequential  # noqa: E402
 
 from sparsefmt import CSR, DeviceError, DtypeError, Graph, ShapeError, UnsupportedError  # noqa: E402
@@ -48,12 +49,6 @@ def square_graph(device="cpu", *, weighted=False):
 def features(device, *, dtype=torch.float32, grad=True):
     x = torch.randn(N, F_IN, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return x.to(device, dtype).requires_grad_(grad)
-
-
-def gradients(layer, x, *args):
-    """The result, and the gradients of the features and of all parameters."""
-    y = layer(x, *args)
-    return [y, *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])]
 
 
 @pytest.mark.parametrize("maxk_on", ["input", "mapped"])
@@ -128,7 +123,7 @@ def test_factors_are_kept_with_the_graph_and_go_with_it():
     layer = GCNConv(F_IN, F_OUT)
     with torch.inference_mode():
         layer(x, graph)
-    gradients(layer, x, graph)  # tensors born in inference mode could not take part
+    results(layer, x, graph)  # tensors born in inference mode could not take part
     parts = graph._slots.torch[0]._cache.parts
     assert sorted(map(str, parts)) == [
         "('gcn', torch.float32)",
@@ -286,11 +281,8 @@ def test_autocast_leaves_float64_to_be_refused(device, name):
     graph, x, layer = square_graph(device), features(device), make[name]().to(device)
     with torch.autocast(device, dtype=torch.bfloat16):
         assert layer(x, graph).dtype is torch.bfloat16
-        for one, other in (
-            (x.double(), torch.float32),
-            (x, torch.float64),
-            (x.half(), torch.float64),
-        ):
+        given = (x.double(), torch.float32), (x, torch.float64), (x.half(), torch.float64)
+        for one, other in given:
             layer.to(other)
             says = f"x is {one.dtype} but the layer's weights are {other}: give both in one dtype"
             with pytest.raises(DtypeError, match="nn cannot" if "relu" in name else says):
@@ -317,9 +309,7 @@ def test_gin_sums_in_autocasts_dtype(device, sample):
 @pytest.mark.parametrize("name", ["gcn", "gin"])
 def test_the_choice_is_made_once(device, name, monkeypatch):
     """Under autocast 1 and 1 + 2**-12 are equal: both terms then take the first."""
-    calls = []
-    choose = cbsr.MAXK
-    monkeypatch.setattr(cbsr, "MAXK", lambda x, k: calls.append(x.dtype) or choose(x, k))
+    calls = note_calls(monkeypatch, cbsr, "MAXK")
     graph = Graph.from_edge_index(torch.tensor([[1], [0]]), num_nodes=2).to(device)
     x = torch.tensor([[1, 1 + 2**-12], [1, 1 + 2**-12]], device=device, requires_grad=True)
     layer = GCNConv(2, 2, k=1) if name == "gcn" else GINConv(torch.nn.Identity(), k=1)
@@ -328,7 +318,7 @@ def test_the_choice_is_made_once(device, name, monkeypatch):
         torch.nn.init.eye_(layer.lin.weight)
     with torch.autocast(device, dtype=torch.bfloat16):
         y = layer(x, graph)
-    assert calls == [torch.bfloat16]
+    assert [x.dtype for x, _ in calls] == [torch.bfloat16]
     assert y.dtype is torch.bfloat16
     assert y[:, 0].all()
     assert not y[:, 1].any()
@@ -467,10 +457,8 @@ def test_a_layer_computes_with_the_sample_and_the_normalisation_of_all(device, n
         seed = int(torch.randint(2**63 - 1, (1,), device=device))
         torch.manual_seed(3)
         y = layer(x, graph, edge_weight=w)
-        exact = expected(
-            *(layer, x, graph, own if w is None else w),
-            shares(graph, 5, "random" if training else strategy, seed, **factors),
-        )
+        share = shares(graph, 5, "random" if training else strategy, seed, **factors)
+        exact = expected(layer, x, graph, own if w is None else w, share)
         torch.testing.assert_close(y.detach().cpu(), exact)
 
 
@@ -482,12 +470,10 @@ def test_a_sample_of_everything_is_the_layer_without(device, name):
         plain = doubles(name, device)
         layer = doubles(name, device, sample=2**40, training_sample=10**30).train(training)
         layer.load_state_dict(plain.state_dict())
-        assert_same(gradients(layer, x, graph), gradients(plain, x, graph))
+        assert_same(results(layer, x, graph), results(plain, x, graph))
         w = torch.rand(graph.nnz, dtype=torch.float64, device=device, requires_grad=True)
-        y, z = layer(x, graph, edge_weight=w), plain(x, graph, edge_weight=w)
-        assert_same(
-            [y, *torch.autograd.grad(y.sum(), (x, w))], [z, *torch.autograd.grad(z.sum(), (x, w))]
-        )
+        y, z = (one(x, graph, edge_weight=w) for one in (layer, plain))
+        assert_same(*([one, *torch.autograd.grad(one.sum(), (x, w))] for one in (y, z)))
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -509,10 +495,8 @@ def test_training_draws_and_evaluation_does_not(device, name):
         torch.manual_seed(3)
         assert torch.equal(drawn, layer(x, graph))
     assert torch.equal(inference(x, graph), whole)  # trains on all entries
-    for layer in (both, inference, training):
-        layer.eval()
-    assert torch.equal(training(x, graph), whole)
-    assert torch.equal(both(x, graph), inference(x, graph))
+    assert torch.equal(training.eval()(x, graph), whole)
+    assert torch.equal(both.eval()(x, graph), inference.eval()(x, graph))
     assert not torch.equal(both(x, graph), whole)
 
 

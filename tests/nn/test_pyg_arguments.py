@@ -60,6 +60,11 @@ def of(kind):
     )
 
 
+def flags(*names):
+    """Both values of options that are true or false."""
+    return {name: [False, True] for name in names}
+
+
 def of_gine(library, **options):
     return library.GINEConv(network(), **options)
 
@@ -68,15 +73,8 @@ ROWS = {
     "GCNConv": Row(
         of("GCNConv"),
         PASSED
-        | {
-            "in_channels": [-1],
-            "improved": [False, True],
-            "cached": [False, True],
-            "add_self_loops": [None, False, True],
-            "normalize": [False, True],
-            "bias": [False, True],
-            "aggr": REDUCTIONS,
-        },
+        | flags("improved", "cached", "normalize", "bias")
+        | {"in_channels": [-1], "add_self_loops": [None, False, True], "aggr": REDUCTIONS},
         ("in_channels", "out_channels"),
         [nothing, weights],
         REFUSED | {"aggr": [*REFUSED["aggr"], (["add", "max"], "has one aggregation")]},
@@ -89,16 +87,13 @@ ROWS = {
     "SAGEConv": Row(
         of("SAGEConv"),
         PASSED_OF_PAIRS
+        | flags("normalize", "root_weight", "project", "bias")
         | {
             "in_channels": [-1, (FEAT, FEAT), (-1, -1)],
             "aggr": [
                 *(*REDUCTIONS, ["mean", "max"], ("sum", "min", "mean"), "mul", "softmax"),
                 *(["std", "mean"], pyg.aggr.PowerMeanAggregation(p=2.0)),
             ],
-            "normalize": [False, True],
-            "root_weight": [False, True],
-            "project": [False, True],
-            "bias": [False, True],
         },
         ("in_channels", "out_channels"),
         [nothing],
@@ -129,12 +124,8 @@ ROWS = {
     "GINEConv": Row(
         of_gine,
         PASSED_OF_PAIRS
-        | {
-            "eps": [0.0, 0.3],
-            "train_eps": [False, True],
-            "edge_dim": [None, FEAT, -1],
-            "aggr": ["add", "sum", "mean"],
-        },
+        | flags("train_eps")
+        | {"eps": [0.0, 0.3], "edge_dim": [None, FEAT, -1], "aggr": ["add", "sum", "mean"]},
         ("nn",),
         [edge_features],
         REFUSED | {"aggr": [*REFUSED["aggr"], ("max", "GINEConv has no kernel")]},
@@ -144,14 +135,8 @@ ROWS = {
     "SGConv": Row(
         of("SGConv"),
         PASSED
-        | {
-            "in_channels": [-1],
-            "K": [0, 1, 3],
-            "cached": [False, True],
-            "add_self_loops": [False, True],
-            "bias": [False, True],
-            "aggr": REDUCTIONS,
-        },
+        | flags("cached", "add_self_loops", "bias")
+        | {"in_channels": [-1], "K": [0, 1, 3], "aggr": REDUCTIONS},
         ("in_channels", "out_channels"),
         [nothing, weights],
         REFUSED,
@@ -160,13 +145,9 @@ ROWS = {
     "TAGConv": Row(
         of("TAGConv"),
         PASSED
-        | {
-            "in_channels": [FEAT],  # PyG's own breaks with -1
-            "K": [0, 1, 3],
-            "normalize": [False, True],
-            "bias": [False, True],
-            "aggr": REDUCTIONS,
-        },
+        | flags("normalize", "bias")
+        # PyG's own breaks with -1.
+        | {"in_channels": [FEAT], "K": [0, 1, 3], "aggr": REDUCTIONS},
         ("in_channels", "out_channels"),
         [nothing, weights],
         REFUSED,

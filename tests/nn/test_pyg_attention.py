@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
 
 import pyg_cases  # noqa: E402
+from op_cases import note_calls  # noqa: E402
 from pyg_cases import SparseTensor, assert_same, numbers, outcome  # noqa: E402
 from test_agnn import edges as edges_of  # noqa: E402
 from test_agnn import graph_of  # noqa: E402
@@ -100,16 +101,10 @@ def test_gradients_of_edge_features_are_differentiable_again(name):
 
 @EACH
 def test_features_of_vertices_are_summed_in_one_product_for_all_heads(name, monkeypatch):
-    heads, shapes, product = 3, [], _attention.spmm
-
-    def counted(graph, x, *others):
-        shapes.append(tuple(x.shape))
-        return product(graph, x, *others)
-
-    monkeypatch.setattr(_attention, "spmm", counted)
-    layer, given = getattr(nn, name)(WIDTH, OUT, heads, dropout=0.5), edges_of("some")
+    calls = note_calls(monkeypatch, _attention, "spmm")
+    layer, given = getattr(nn, name)(WIDTH, OUT, 3, dropout=0.5), edges_of("some")
     layer(random(N, WIDTH), given, return_attention_weights=True)
-    assert shapes == [(N, heads, OUT)]
+    assert [x.shape for _, x, *_ in calls] == [(N, 3, OUT)]
 
 
 def test_one_edge_feature_may_come_without_an_axis(device):

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn", reason="torch-geometric is not installed")
 
 import pyg_cases  # noqa: E402
+from op_cases import note_calls  # noqa: E402
 from pyg_cases import SparseTensor, assert_same, make, numbers, outcome  # noqa: E402
 from torch.nn import Linear  # noqa: E402
 from torch_geometric import EdgeIndex  # noqa: E402
@@ -179,15 +180,12 @@ def test_gcn_takes_sparse_features(layout):
     mine, theirs = both("GCNConv")
     dense = numbers(N, FEAT).relu()
     x = dense.to_sparse() if layout == "coo" else dense.to_sparse_csr()
-    given = edges()
-    y, expected = mine(x, given), theirs(dense, given)
-    assert_same(y, expected)
-    slopes = numbers(*y.shape, seed=3)
-    found, wanted = (
-        torch.autograd.grad((one * slopes).sum(), layer.lin.weight)[0]
-        for one, layer in ((y, mine), (expected, theirs))
-    )
-    assert_same(found, wanted)
+    steps = []
+    for layer, given in ((mine, x), (theirs, dense)):
+        y = layer(given, edges())
+        loss = (y * numbers(*y.shape, seed=3)).sum()
+        steps.append([y, *torch.autograd.grad(loss, layer.lin.weight)])
+    assert_same(*steps)
 
 
 @pytest.mark.parametrize("name", ["GCNConv", "SGConv", "TAGConv", "SAGEConv", "GINConv"])
@@ -208,10 +206,7 @@ def test_messages_flow_upstream_along_every_graph_but_a_sparse_one(name):
 def test_ends_of_edges_are_asked_for_again_only_where_a_vertex_has_several_loops(
     monkeypatch, loops
 ):
-    calls, ends = [], _loops.rows_and_columns
-    monkeypatch.setattr(
-        _loops, "rows_and_columns", lambda graph: calls.append(graph) or ends(graph)
-    )
+    calls = note_calls(monkeypatch, _loops, "rows_and_columns")
     given = torch.cat([edges(), torch.tensor([loops, loops]).long()], 1)
     graph = Graph.from_edge_index(given, num_nodes=N)
     mine, theirs = both("GCNConv")
@@ -318,12 +313,10 @@ GRAPHS = {
     "by sources": lambda device: sorted_by("row", device),
     "by sources, cached": lambda device: sorted_by("row", device, cached=True),
     **{name: lambda device, name=name: sparse(distinct(device), name) for name in LAYOUTS},
-    "SparseTensor": lambda device: without_values(sparse(distinct(device), "SparseTensor")),
+    "SparseTensor": lambda device: SparseTensor(  # without values
+        *sparse(distinct(device), "SparseTensor").csr()[:2], None, (N, N)
+    ),
 }
-
-
-def without_values(A):
-    return SparseTensor(*A.csr()[:2], None, A.sparse_sizes())
 
 
 def layer_of(name, device):
@@ -331,23 +324,17 @@ def layer_of(name, device):
     return make(nn, name, FEAT, OUT).double().to(device)
 
 
-def expected_layer_and_edges(name, kind, device):
-    """To torch's sparse tensors GCN and SG add a loop beside those that they hold, as PyG does."""
-    layer, given = layer_of(name, device), distinct(device)
-    if name in ("GCNConv", "SGConv") and kind in ("coo", "csr", "csc"):
-        layer.add_self_loops = False
-        given = torch.cat([given, torch.arange(N, device=device).expand(2, N)], 1)
-    return layer, given
-
-
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_every_layer_takes_every_graph_of_pygs(device, kind, name):
-    x, layer = [numbers(N, FEAT, seed=1, device=device)], layer_of(name, device)
-    other, given = expected_layer_and_edges(name, kind, device)
+    """To torch's sparse tensors GCN and SG add a loop beside those that they hold, as PyG does."""
+    x, given = [numbers(N, FEAT, seed=1, device=device)], distinct(device)
+    layer, other = (layer_of(name, device) for _ in range(2))
+    if name in ("GCNConv", "SGConv") and kind in LAYOUTS:
+        other.add_self_loops = False
+        given = torch.cat([given, torch.arange(N, device=device).expand(2, N)], 1)
     expected = outcome(other, x, Graph.from_edge_index(given, num_nodes=N))
-    found = outcome(layer, x, GRAPHS[kind](device))
-    assert_same(found, expected)
+    assert_same(outcome(layer, x, GRAPHS[kind](device)), expected)
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
@@ -382,14 +369,8 @@ def test_graphs_that_change_in_place_make_others(device):
 @pytest.mark.parametrize("cached", [False, True])
 def test_what_is_sorted_is_not_sorted_again(monkeypatch, order, cached):
     """By targets it is CSR, by sources CSC; both ways one sort is left, that of the transpose."""
-    calls = []
-    sort = convert._by_counting
-    monkeypatch.setattr(convert, "_by_counting", lambda *a: calls.append(a) or sort(*a))
-    searched = []
-    pointers = primitives.pointers
-    monkeypatch.setattr(
-        primitives, "pointers", lambda *a, **k: searched.append(a) or pointers(*a, **k)
-    )
+    calls = note_calls(monkeypatch, convert, "_by_counting")
+    searched = note_calls(monkeypatch, primitives, "pointers")
     graph = as_graph(sorted_by(order, cached=cached), torch.zeros(N, 1))
     assert graph.structure.format == {"col": "csr", "row": "csc"}[order]
     _ = graph.csr

@@ -1,6 +1,7 @@
 """``replace_layers``: which layers of a PyG model it exchanges, and what it says of the others."""
 
 import copy
+from functools import partial
 
 import pytest
 
@@ -19,7 +20,6 @@ from sparsefmt.nn import replace_layers  # noqa: E402
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 N, EDGES, TYPES = 14, 50, 4
-SUMMED = {"mode": "sum"}
 
 
 X, ATTR = numbers(N, 6), numbers(EDGES, 3, seed=1)
@@ -131,12 +131,9 @@ def run(layer):
     return layer
 
 
-def made_of(kind, *args, **options):
-    return lambda: kind(6, 8, *args, **options)
-
-
+GCN = partial(pyg.GCNConv, 6, 8)
 LEFT = {
-    "map": (lambda: having(pyg.GCNConv(6, 8), "lin", Scaled(6, 8)), "its lin is a Scaled"),
+    "map": (lambda: having(GCN(), "lin", Scaled(6, 8)), "its lin is a Scaled"),
     "map's hook": (lambda: hooked(pyg.SGConv(6, 8), part="lin"), "its lin has"),
     "its gradients": (
         lambda: hooked(pyg.GATConv(6, 8), "register_full_backward_hook", "lin"),
@@ -146,40 +143,34 @@ LEFT = {
         lambda: hooked(pyg.GCNConv(-1, 8), "register_forward_pre_hook", "lin"),
         "its lin has hooks",
     ),
-    "by hand": (lambda: set_by_hand(pyg.GCNConv(6, 8)), "its lin has hooks, or a method set"),
+    "by hand": (lambda: set_by_hand(GCN()), "its lin has hooks, or a method set"),
     "aggregation's method": (
         lambda: with_sums_doubled(pyg.SAGEConv(6, 8)),
         "its aggr_module has hooks, or a method set by hand",
     ),
     "plain bias": (
-        lambda: with_plain_bias(pyg.GCNConv(6, 8)),
+        lambda: with_plain_bias(GCN()),
         "its bias is a tensor set by hand, no parameter or buffer",
     ),
     "other module": (
-        lambda: having(pyg.GCNConv(6, 8), "aggr_module", MinAggregation()),
+        lambda: having(GCN(), "aggr_module", MinAggregation()),
         "its aggregation is 'add' but its aggr_module MinAggregation()",
     ),
     "mode": (
-        made_of(pyg.SAGEConv, aggr=["mean", "max"], aggr_kwargs=SUMMED),
+        lambda: pyg.SAGEConv(6, 8, aggr=["mean", "max"], aggr_kwargs={"mode": "sum"}),
         "its aggregations are put together by 'sum'",
     ),
-    "cached": (lambda: run(pyg.GCNConv(6, 8, cached=True)), "it has cached its graph; replace"),
+    "cached": (lambda: run(GCN(cached=True)), "it has cached its graph; replace"),
     "cached x": (lambda: run(pyg.SGConv(6, 8, cached=True)), "it has cached its graph; replace"),
     "no such layer": (lambda: pyg.ChebConv(6, 8, 2), "sparsefmt.nn has no such layer"),
     "own class": (lambda: OwnConv(6, 8), "its class is not PyG's own"),
-    "hooks": (lambda: hooked(pyg.GCNConv(6, 8)), "it has forward hooks"),
+    "hooks": (lambda: hooked(GCN()), "it has forward hooks"),
     "messages": (
-        lambda: hooked(pyg.GCNConv(6, 8), "register_message_forward_hook"),
+        lambda: hooked(GCN(), "register_message_forward_hook"),
         "it has hooks on its messages",
     ),
-    "explained": (
-        lambda: having(pyg.GCNConv(6, 8), "explain", True),
-        "its explanation is asked for",
-    ),
-    "parametrised": (
-        lambda: parametrised(pyg.GCNConv(6, 8)),
-        "GCNConv: its lin is a ParametrizedLinear, not",
-    ),
+    "explained": (lambda: having(GCN(), "explain", True), "its explanation is asked for"),
+    "parametrised": (lambda: parametrised(GCN()), "GCNConv: its lin is a ParametrizedLinear, not"),
     "aggregation": (lambda: pyg.SAGEConv(6, 8, aggr="median"), "its aggregation is 'median'"),
 }
 
@@ -225,9 +216,8 @@ def test_layers_that_refuse_features_of_edges_are_named(name):
 
 def test_sequential_and_layers_in_two_places():
     layer = pyg.GCNConv(6, 6)
-    steps = "x, edge_index -> x"
-    model = pyg.Sequential("x, edge_index", [(layer, steps), torch.nn.ReLU(), (layer, steps)])
-    model = model.double()
+    step = layer, "x, edge_index -> x"
+    model = pyg.Sequential("x, edge_index", [step, torch.nn.ReLU(), step]).double()
     expected = model(X, INDEX)
     report = replace_layers(model)
     assert len(report.replaced) == 2
@@ -236,17 +226,13 @@ def test_sequential_and_layers_in_two_places():
     assert len(found) == 1
 
 
-def with_our_layers(x, edge_index):
+def test_the_page_of_training_says_what_is_printed():
     step = "x, edge_index -> x"
-    steps = [(pyg.GCNConv(6, 8), step), torch.nn.ReLU(), (pyg.ChebConv(8, 8, 2), step)]
+    steps = [(GCN(), step), torch.nn.ReLU(), (pyg.ChebConv(8, 8, 2), step)]
     model = pyg.Sequential("x, edge_index", steps)
-    print(replace_layers(model))  # "module_2 left: ChebConv: sparsefmt.nn has no such layer"
-    return model(x, edge_index)
-
-
-def test_the_page_of_training_says_what_is_printed(capsys):
-    assert with_our_layers(X.float(), INDEX).shape == (N, 8)
-    assert "module_2 left: ChebConv: sparsefmt.nn has no such layer" in capsys.readouterr().out
+    text = str(replace_layers(model))
+    assert "module_2 left: ChebConv: sparsefmt.nn has no such layer" in text
+    assert model(X.float(), INDEX).shape == (N, 8)
 
 
 def test_an_optimizer_made_before_goes_on_and_modes_travel():

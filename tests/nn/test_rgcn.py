@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pyg = pytest.importorskip("torch_geometric.nn")
 
+from op_cases import note_calls  # noqa: E402
 from pyg_cases import SparseTensor, assert_same, both, outcome, seed  # noqa: E402
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
@@ -68,10 +69,8 @@ def pair(channels, parts="full", *, device="cpu", **options):
 def inputs(bipartite, ids, device="cpu"):
     """Features of one end or of both, or ids."""
     torch.manual_seed(1)
-    if ids:
-        x = torch.randperm(N), torch.randperm(M)
-    else:
-        x = torch.randn(N, 6).double(), torch.randn(M, 4).double()
+    sizes = (N, 6), (M, 4)
+    x = [torch.randperm(n) if ids else torch.randn(n, width).double() for n, width in sizes]
     return [one.to(device) for one in x[: 1 + bipartite]]
 
 
@@ -218,25 +217,21 @@ def test_all_ids_group_their_edges_once(device, monkeypatch):
     graph, layer = Graph.from_edge_index(given, num_nodes=N), pair(N, device=device)[1]
     with torch.inference_mode():
         expected = layer(None, graph, types)
-    made = typed_edges._make
-    counts = []
-    monkeypatch.setattr(typed_edges, "_make", lambda *a: counts.append(0) or made(*a))
+    calls = note_calls(monkeypatch, typed_edges, "_make")
     for _ in range(3):
         assert torch.equal(layer(None, graph, types), expected)
-    assert len(counts) <= 1
+    assert len(calls) <= 1
     assert list(layer.state_dict()) == list(pair(N)[0].state_dict())
 
 
 @pytest.mark.parametrize("wrong", [-1, M])
 def test_ids_of_targets_are_checked_once_each(device, monkeypatch, wrong):
-    given, types = edges(device)
-    layer, source = pair((N, M), device=device)[1], torch.arange(N, device=device)
-    target = torch.arange(M, device=device)
+    (given, types), layer = edges(device), pair((N, M), device=device)[1]
+    source, target = (torch.arange(n, device=device) for n in (N, M))
     layer((source, target), given, types)
-    made, counts = typed_edges._check_range, []
-    monkeypatch.setattr(typed_edges, "_check_range", lambda *a: counts.append(0) or made(*a))
+    calls = note_calls(monkeypatch, typed_edges, "_check_range")
     layer((source, target), given, types)
-    assert not counts
+    assert not calls
     target[2] = wrong
     with pytest.raises(IndexRangeError, match=rf"x\[1\] holds {wrong} but there are {M} in_chan"):
         layer((source, target), given, types)

@@ -64,12 +64,7 @@ def test_as_many_trees_are_generated_and_promoted_as_in_the_paper(
 
 def test_gcn_keeps_one_precomputed_and_one_dynamic_tree_for_each_order_of_the_widths():
     found = {text_of(v.tree) for v in promoted(MODELS["gcn"], PAPER)}
-    assert found == {
-        "((D·A·D)·H)·W",
-        "(D·(A·(D·H)))·W",
-        "(D·A·D)·(H·W)",
-        "D·(A·(D·(H·W)))",
-    }
+    assert found == {"((D·A·D)·H)·W", "(D·(A·(D·H)))·W", "(D·A·D)·(H·W)", "D·(A·(D·(H·W)))"}
 
 
 def test_gat_reuses_the_product_for_its_scores_or_computes_it_twice():
@@ -84,9 +79,8 @@ def test_gat_reuses_the_product_for_its_scores_or_computes_it_twice():
 
 def leaves(kind="power law", rows_in=5, rows_out=3):
     """Arrays behind the names: a graph that is not symmetric, with hubs and empty rows."""
-    A = matrix(kind, np.float64, np.int32).tocsr()
-    n = max(A.shape)
-    entries = A.tocoo()
+    entries = matrix(kind, np.float64, np.int32)
+    n = max(entries.shape)
     A = COO(entries.row, entries.col, shape=(n, n)).tocsr()
     rng = np.random.default_rng(3)
     widths = {"H": (n, rows_in), "W": (rows_in, rows_out), "V": (rows_in, rows_out)}
@@ -98,13 +92,9 @@ def leaves(kind="power law", rows_in=5, rows_out=3):
 
 def attention(A, **arguments):
     """Softmax of dot products of a matrix with itself, or of the sums of two vectors."""
-    given = list(arguments.values())
-    row, col = A.tocoo().row, A.indices
-    scores = (
-        (given[0][row] * given[-1][col]).sum(1)
-        if len(given) == 1
-        else (given[0][row] + given[1][col])[:, 0]
-    )
+    left, right = (*arguments.values(), *arguments.values())[:2]  # a matrix alone is both
+    left, right = left[A.tocoo().row], right[A.indices]
+    scores = (left * right).sum(1) if len(arguments) == 1 else (left + right)[:, 0]
     return A.with_data(ops.edge_softmax(A, scores))
 
 
@@ -214,20 +204,17 @@ def test_trees_of_equal_primitives_do_not_beat_each_other():
 
 
 def test_training_prices_gradients_only_where_they_flow():
-    frozen = models.gin(models.features(constant=True))
-    learned = models.gin(models.features())
-    first = forest(frozen)[0]
+    first = forest(models.gin(models.features(constant=True)))[0]
     assert text_of(first) == "(B·H)·W"
     kinds = [p.kind for p in signature(first, training=True)]
     assert kinds == ["spmm_unweighted", "gemm", "gemm"]  # and W's gradient, but not H's
-    kinds = [p.kind for p in signature(forest(learned)[0], training=True)]
+    kinds = [p.kind for p in signature(forest(models.gin(H))[0], training=True)]
     assert sorted(kinds) == ["gemm"] * 3 + ["spmm_unweighted"] * 2
 
 
 def test_steps_of_constants_alone_are_constant():
-    tree = next(
-        t for t in forest(models.gcn(models.features(constant=True))) if text_of(t).endswith("·W")
-    )
+    trees = forest(models.gcn(models.features(constant=True)))
+    tree = next(t for t in trees if text_of(t).endswith("·W"))
     *before, last = steps(tree)
     assert all(step.constant for step in before)
     assert not last.constant

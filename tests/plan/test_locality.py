@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from op_cases import put
 
 from sparsefmt import COO, CSR, power_law
 from sparsefmt.generate import banded
@@ -37,8 +38,7 @@ def simulated(columns, held):
 def of_columns(xp, columns, n):
     """A structure of one row for each 8 gathers."""
     indptr = np.arange(0, len(columns) + 8, 8).clip(max=len(columns)).astype(np.int32)
-    A = CSR(indptr, np.asarray(columns, np.int32), shape=(len(indptr) - 1, n))
-    return A.to("cpu" if xp is np else "cuda")
+    return put(xp, CSR(indptr, np.asarray(columns, np.int32), shape=(len(indptr) - 1, n)))
 
 
 def uniform(n=1000, nnz=20_000):
@@ -56,23 +56,19 @@ def planted(ordered):
     return community_order(scattered).apply(scattered) if ordered else scattered
 
 
-def skewed():
-    return power_law(2_000, 30_000, seed=3).tocsr()
-
-
 STRUCTURES = {
     "uniform": uniform,
     "banded": lambda: banded(3_000, 8).tocsr(),
     "planted": lambda: planted(False),
     "planted, ordered": lambda: planted(True),
-    "skewed": skewed,
+    "skewed": lambda: power_law(2_000, 30_000, seed=3).tocsr(),
 }
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_predicted_misses_are_those_of_a_cache(xp, name):
     A = STRUCTURES[name]()
-    found = locality(A.to("cpu" if xp is np else "cuda"))
+    found = locality(put(xp, A))
     for held in (4, 16, 50, 100, 200, 400, 700, 1_500, 5_000):
         expected = simulated(A.indices, held)
         # Reuse times are binned by half octaves, and a footprint is a mean: a few in a hundred.
@@ -80,8 +76,7 @@ def test_predicted_misses_are_those_of_a_cache(xp, name):
 
 
 def test_another_order_shows(xp):
-    device = "cpu" if xp is np else "cuda"
-    before, after = (locality(planted(ordered).to(device)) for ordered in (False, True))
+    before, after = (locality(put(xp, planted(ordered))) for ordered in (False, True))
     assert after.misses(200) < before.misses(200) - 0.1
 
 
@@ -90,7 +85,7 @@ def test_another_order_shows(xp):
     sizes=st.lists(st.floats(0, 1e6), min_size=2, max_size=8),
 )
 def test_misses_are_a_share_and_fall_with_the_cache(xp, A, sizes):
-    found = locality(A.to("cpu" if xp is np else "cuda"))
+    found = locality(put(xp, A))
     misses = [found.misses(held) for held in sorted([*sizes, *(held / 4 for held in range(80))])]
     assert all(0 <= share <= 1 for share in misses)
     assert misses == sorted(misses, reverse=True)
@@ -103,7 +98,7 @@ def test_misses_are_a_share_and_fall_with_the_cache(xp, A, sizes):
 
 def test_no_gathers_miss_nothing(xp):
     empty = CSR(np.zeros(5, np.int32), np.zeros(0, np.int32), shape=(4, 4))
-    found = locality(empty.to("cpu" if xp is np else "cuda"))
+    found = locality(put(xp, empty))
     assert found.shares == found.footprints == ()
     assert [found.misses(held) for held in (0, 1, 1e9)] == [0, 0, 0]
     assert Locality(()).misses(5) == 0
@@ -144,12 +139,11 @@ def test_parts_tell_of_the_whole(xp, name, most, monkeypatch):
     A = STRUCTURES[name]()
     monkeypatch.setattr(module, "MOST", most)
     assert A.nnz > most
-    found = locality(A.to("cpu" if xp is np else "cuda"))
+    found = locality(put(xp, A))
     assert all(0 <= share <= 1 for share in found.shares)
     assert list(found.shares) == sorted(found.shares, reverse=True)
-    known = found.footprints[-1]
     for held in (4, 16, 50, 100, 200, 400):
-        if held < known:
+        if held < found.footprints[-1]:
             # A sample of 4 parts on top.
             assert abs(found.misses(held) - simulated(A.indices, held)) < 0.1, held
 

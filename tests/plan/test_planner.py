@@ -65,33 +65,24 @@ def test_work_is_never_negative_and_grows_with_every_size(width, out, n, nnz):
 @pytest.mark.parametrize("widths", [(128, 32), (32, 128)], ids=["narrowing", "widening"])
 def test_constant_features_are_aggregated_once_whatever_the_widths(widths):
     sizes = SIZES | dict(zip(("in", "out"), widths, strict=True))
-    features = models.features(constant=True)
     for constants in (CPU, GPU):
-        found = plan(models.gcn(features), sizes, constants, orders=(sizes,))
-        assert set(found.chosen.parts) - {"gemm"} == {
-            k for k, v in found.chosen.parts.items() if not v
-        }
+        found = plan(models.gcn(STAYS), sizes, constants, orders=(sizes,))
+        free = {name for name, seconds in found.chosen.parts.items() if not seconds}
+        assert set(found.chosen.parts) - {"gemm"} == free
         assert 0 < found.chosen.predicted < plan(models.gcn(H), sizes, constants).chosen.predicted
 
 
 def test_what_entries_gather_beside_their_features_costs_a_gpu():
     names, sizes = ("nnz", "n", "w"), SIZES | {"w": 32}
     for constants, costs in ((CPU, False), (GPU, True)):
-        seconds = [
-            constants.predict(work_of(Primitive(kind, names, beside), sizes, constants), kind)
-            for kind, beside in (
-                ("spmm_scaled", ""),
-                ("spmm_scaled", "factor"),
-                ("spmm_weighted", ""),
-                ("spmm_weighted", "value"),
-            )
-        ]
-        assert (seconds[0] < seconds[1]) == (seconds[2] < seconds[3]) == costs
+        for kind, beside in (("spmm_scaled", "factor"), ("spmm_weighted", "value")):
+            works = (work_of(Primitive(kind, names, b), sizes, constants) for b in ("", beside))
+            alone, more = (constants.predict(work, kind) for work in works)
+            assert (alone < more) == costs
 
 
 def test_what_is_constant_is_shared_among_the_runs():
-    expression = models.gcn(models.features(constant=True))
-    free, alone, shared = (plan(expression, SIZES, CPU, runs=runs) for runs in (None, 1, 10))
+    free, alone, shared = (plan(models.gcn(STAYS), SIZES, CPU, runs=runs) for runs in (None, 1, 10))
     for a, b, c in zip(free.candidates, alone.candidates, shared.candidates, strict=True):
         assert a.once == b.once == c.once
         assert math.isclose(b.predicted, a.predicted + a.once)
@@ -162,8 +153,7 @@ def test_only_predictions_that_differ_and_are_close_leave_a_doubt():
 
 
 def test_of_equal_trees_the_first_is_chosen():
-    sizes = SIZES | {"in": 32}
-    found = plan(models.gin(H), sizes, GPU)
+    found = plan(models.gin(H), SIZES | {"in": 32}, GPU)
     assert found.chosen is found.candidates[0]
     assert plan(Product((models.graph(), H)), SIZES, CPU).chosen.tree  # of one hop alone
 
@@ -175,10 +165,9 @@ def test_a_plan_explains_every_tree_and_pruning_keeps_the_choice():
         assert text_of(candidate.tree) in text
     assert text.count("CHOSEN") == 1
     assert text.count("beaten by #") == len(found.candidates) - len(found.promoted)
-    both = plan(models.gcn(H), SIZES, CPU)
     one = plan(models.gcn(H), SIZES, CPU, orders=(SIZES,))
-    assert len(one.promoted) < len(both.promoted)
-    assert one.chosen.predicted == both.chosen.predicted
+    assert len(one.promoted) < len(found.promoted)
+    assert one.chosen.predicted == found.chosen.predicted
 
 
 # Constants
@@ -199,9 +188,8 @@ def test_fitting_gives_back_the_constants_that_made_the_samples():
     found = fitted(samples, "cpu")
     for sample in samples:
         work = work_of(sample.primitive, sample.sizes, found)
-        assert math.isclose(
-            found.predict(work, sample.primitive.kind), sample.seconds, rel_tol=0.05
-        )
+        seconds = found.predict(work, sample.primitive.kind)
+        assert math.isclose(seconds, sample.seconds, rel_tol=0.05)
     assert min(map(min, found.seconds.values())) >= 0
 
 
@@ -270,11 +258,9 @@ def test_the_product_of_own_entries_hides_what_travels_beside_it():
         sizes = SIZES | {"in": 8, "out": 256, "own": own}
         for candidate in plan(over_processes(EXPRESSIONS["gin"]), sizes, GPU).candidates:
             (exchange,) = (e for s in steps(candidate.tree) for e in s.exchanges(False))
-            seconds = [
-                GPU.predict(work_of(p, sizes, GPU), p.kind)
-                for p in (exchange.primitive, exchange.overlapped)
-            ]
-            exposed = max(0.0, seconds[0] - share * seconds[1])
+            both = exchange.primitive, exchange.overlapped
+            seconds, hidden = (GPU.predict(work_of(p, sizes, GPU), p.kind) for p in both)
+            exposed = max(0.0, seconds - share * hidden)
             assert math.isclose(candidate.parts["exchange"], exposed)
 
 
@@ -300,8 +286,7 @@ def test_an_exchange_costs_a_call_and_its_bytes(rows, width, travelling):
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_a_graph_of_one_process_has_nothing_to_exchange(name):
-    sizes = SIZES | {"in": 64, "out": 8}
-    found = plan(EXPRESSIONS[name], sizes, GPU, training=True)
+    found = plan(EXPRESSIONS[name], SIZES | {"in": 64, "out": 8}, GPU, training=True)
     for candidate in found.candidates:
         assert "exchange" not in candidate.parts
         assert all(p.kind != "exchange" for p in signature(candidate.tree, training=True))
@@ -309,10 +294,11 @@ def test_a_graph_of_one_process_has_nothing_to_exchange(name):
 
 
 def test_explain_says_what_the_exchange_costs():
-    text = planned("gcn", (256, 8)).explain()
+    found = planned("gcn", (256, 8))
+    text = found.explain()
     (head,) = (line for line in text.splitlines() if "composition" in line)
     assert head.split() == ["composition", "predicted", "exchange", "once", "measured"]
-    for candidate in planned("gcn", (256, 8)).candidates:
+    for candidate in found.candidates:
         (line,) = (x for x in text.splitlines() if f"  {text_of(candidate.tree)}  " in x)
         assert f"{candidate.parts['exchange'] * 1e3:.3f} ms" in line
 
@@ -342,16 +328,14 @@ def test_every_model_is_planned_on_the_command_line(folder, capsys, model):
     assert picture.read_text().lstrip().startswith("<?xml")
 
 
+WIDTHS = ["--widths", "4,3"]
 REFUSED = [
     *((["--widths", widths], "602,256,41") for widths in ("", "5", "5,", "a,b", "0,3", "-1,3")),
     (["--widths", "1.5,2"], "602,256,41"),
-    (["--widths", "4,3", "--heads", "2"], "--heads is for --model gat, not gcn"),
-    (["--widths", "4,3", "--hops", "3"], "--hops is for --model sgc or tagcn, not gcn"),
-    (
-        ["--widths", "4,3", "--model", "gat", "--hops", "2"],
-        "--hops is for --model sgc or tagcn, not gat",
-    ),
-    (["--widths", "4,3", "--model", "sgc", "--heads", "1"], "--heads is for --model gat, not sgc"),
+    ([*WIDTHS, "--heads", "2"], "--heads is for --model gat, not gcn"),
+    ([*WIDTHS, "--hops", "3"], "--hops is for --model sgc or tagcn, not gcn"),
+    (["--model", "gat", "--hops", "2", *WIDTHS], "--hops is for --model sgc or tagcn, not gat"),
+    (["--model", "sgc", "--heads", "1", *WIDTHS], "--heads is for --model gat, not sgc"),
 ]
 
 
