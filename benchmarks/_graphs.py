@@ -77,7 +77,7 @@ def chosen(
     """
     names = (*real, *(generated if options.cuda else cpu))
     if options.quick and not options.graphs:
-        is_there = not generated and (options.data / f"{real[0]}.npz").exists()
+        is_there = real and not generated and (options.data / f"{real[0]}.npz").exists()
         names = real[:1] if is_there else ("small",)
     for name in options.graphs or names:
         path = options.data / f"{name}.npz"

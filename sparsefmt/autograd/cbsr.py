@@ -158,10 +158,12 @@ def maxk_aggregate(
     unless ``torch.use_deterministic_algorithms(True)``, which is slower where k is small; all else
     is deterministic.  What an implicit zero of ``maxk(x, k)`` meets, Inf or NaN, adds nothing.  For
     the gradient of ``x`` only the columns are saved, ``n_cols * k`` bytes up to 256 features; for
-    those of the others, the values too.  Without weights and ``col_scale`` a GPU multiplies dense
-    features where k is over 64 and a fourth of the features, or 64 or more in 2 bytes: that is
-    faster there.  Autocast narrows before the choice is made.  MaxK-GNN
-    (ASPLOS'24), sections 3 and 4.
+    those of the others, the values too.  Autocast narrows before the choice is made.
+
+    Without weights and ``col_scale`` a GPU multiplies dense features where that was measured to be
+    faster: float32 with k > 64 and k >= feat / 4, 2-byte dtypes with k >= 64 and k >= feat / 8.
+    This takes the memory of dense features and of their gradient, and backward the transpose.
+    MaxK-GNN (ASPLOS'24), sections 3 and 4.
     """
     if type(reduce) is not str or reduce not in REDUCTIONS:
         word("reduce", reduce, REDUCTIONS)
@@ -264,8 +266,8 @@ def spgemm(
 
 def dense_is_faster(data: Tensor, feat: int) -> bool:
     """Return True if a dense product takes less time, as measured on an H200; k is 64 at least."""
-    k = data.shape[1]
-    return data.is_cuda and (data.itemsize == 2 or (k > 64 and 4 * k >= feat))
+    k, size = data.shape[1], data.itemsize
+    return data.is_cuda and (8 * k >= feat if size == 2 else size == 4 and 64 < k >= feat / 4)
 
 
 def _spgemm(data: Tensor, *args: Any) -> Tensor:

@@ -263,8 +263,8 @@ class AGNNConv(Passing):
 
     A graph on a GPU that has tiles, ``prepare(graph, tile=...)``, goes by ``sddmm``,
     ``edge_softmax`` and ``spmm``, whose products may be the tensor cores', where that is faster: of
-    100 000 entries or more, unless rows are long and features narrow.  Gradients are then
-    differentiable any number of times.  There a loop that is missing is added to the result, and of
+    100 000 entries or more, but not with over 64 entries a row and below 256 bytes of features.
+    Only then gradients can be differentiated.  A missing loop is added to the result, and of
     ``c`` loops each has 1 / c of the part of one.  What is needed for that, a value for each entry,
     is kept with the graph, but computed at each call in code that ``torch.compile`` has compiled.
     Where each vertex has one loop, ``add_self_loops=False`` gives the same for less.
@@ -335,8 +335,10 @@ class AGNNConv(Passing):
 
 def _composing_pays(ends: Ends, x: Tensor) -> bool:
     """Return True if there are tiles and three operations take less time (measured on an H200)."""
+    if not has_tiles(ends.graph):
+        return False
     nnz, is_narrow = ends.tensors.nnz, x.shape[1] * x.itemsize < 256
-    return has_tiles(ends.graph) and nnz >= 100_000 and not (is_narrow and nnz > 64 * len(x))
+    return nnz >= 100_000 and not (is_narrow and nnz > 64 * ends.tensors.n_rows)
 
 
 def _composed(ends: Ends, unit: Tensor, beta: Tensor, add_self_loops: bool) -> Tensor:

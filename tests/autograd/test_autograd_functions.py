@@ -80,7 +80,9 @@ def test_a_dense_product_of_kept_features_is_the_same(device, dtype, reduce, mon
         (65, 260, torch.float32, True),
         (65, 261, torch.float32, False),
         (64, 64, torch.float32, False),
-        (64, 999, torch.float16, True),
+        (64, 512, torch.float16, True),
+        (64, 513, torch.bfloat16, False),
+        (99, 99, torch.float64, False),
     ],
 )
 def test_where_a_dense_product_is_faster(k, feat, dtype, expected):

@@ -430,7 +430,7 @@ def test_a_damaged_header_is_refused(folder, name):
         texts = [json.dumps(said | {"checksum": c}).encode() for c in (checksum(said), 1)]
     for text in texts:
         path.write_bytes(text)
-        with pytest.raises(errors.FileFormatError, match=r"partition\.json: .*copy the folder ag"):
+        with pytest.raises(errors.FileFormatError, match=r"partition\.json: .*copy the folder"):
             read_partition(folder)
 
 

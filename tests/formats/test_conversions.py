@@ -329,5 +329,5 @@ def test_balanced_rows_convert_exactly(xp, shape, k, dtype):
 def test_a_window_too_large_for_its_keys_is_refused(monkeypatch):
     A = CSR(np.array([0, 2], np.int32), np.array([0, 1], np.int32), shape=(1, 2))
     monkeypatch.setattr("sparsefmt.formats.primitives.bits_for", lambda count: 33)
-    with pytest.raises(UnsupportedError, match="a window of 2 entries over 2 columns has no 64-b"):
+    with pytest.raises(UnsupportedError, match="a window of 2 entries over 2 columns has no"):
         A.tosgt()

@@ -66,9 +66,10 @@ def test_the_lowest_place_of_the_first_kind_is_reported(gpu):
         csr(gpu, indptr=[0, 3, 1, 0, 9], indices=[7, -1], shape=(4, 2))
     A = COO(*(gpu.asarray([0, 5, 7, -1], np.int64) for _ in "rc"), shape=(9, 6), validate="cheap")
     B = A._replace(row=gpu.asarray([0, 5, 7, 1], np.int64))
-    for bad, text in ((A, r"row\[3\] is -1 but .* 9 rows"), (B, r"col\[2\] is 7 but .* 6 columns")):
-        with pytest.raises(IndexError, match=text):
-            bad.check()
+    with pytest.raises(IndexError, match=r"row\[3\] is -1 but there are 9 rows"):
+        A.check()
+    with pytest.raises(IndexError, match=r"col\[2\] is 7 but there are 6 columns"):
+        B.check()
 
 
 def random_faults(rng: np.random.Generator, A) -> dict[str, np.ndarray]:

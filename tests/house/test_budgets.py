@@ -11,7 +11,7 @@ from test_architecture import FUNCTION, KERNELS, PACKAGE, SOURCES, imports, modu
 #: docs/decisions that says what the lines buy.
 BUDGETS = {
     ".": 1670,
-    "autograd": 2680,
+    "autograd": 2685,
     "autograd/engine": 1160,
     "autograd/tensors": 1820,
     "cli": 1360,
@@ -23,7 +23,7 @@ BUDGETS = {
     "interop": 1280,
     "io": 2385,
     "model": 3400,
-    "nn": 3860,
+    "nn": 3865,
     "ops": 60,
     "ops/attention": 1290,
     "ops/attention/gat": 2020,

@@ -184,7 +184,7 @@ def test_the_wrong_line_is_named_in_any_block(tmp_path, monkeypatch, place):
         (
             "a.txt",
             "0 1\n" * 1000,
-            "the edges take more than max_bytes=10000 b",
+            "the edges take more than max_bytes=10000",
             {"max_bytes": 10_000},
         ),
         ("a.txt", "0 1\n0 5\n", r"line 2: '0 5': target is '5': .* from 0 to 4", {"num_nodes": 5}),

@@ -155,7 +155,7 @@ MALICE = {
 @pytest.mark.parametrize("case", MALICE)
 def test_code_is_refused_by_name(tmp_path, case):
     save(tmp_path, graph=MALICE[case])
-    with pytest.raises(FileFormatError, match=r"ind\.tiny\.graph: .* nothing of it was run .it as"):
+    with pytest.raises(FileFormatError, match=r"ind\.tiny\.graph: .* nothing of it was run"):
         read(tmp_path)
 
 
@@ -304,7 +304,7 @@ def test_features_that_are_not_all_dense_are_within_max_bytes(tmp_path):
 def test_two_data_sets_in_a_folder_need_a_name(tmp_path):
     save(tmp_path, name="a")
     save(tmp_path, name="b", graph={0: [1]})
-    with pytest.raises(FileFormatError, match=r"ind\.a\.graph, ind\.b\.graph: give the path of o"):
+    with pytest.raises(FileFormatError, match=r"ind\.a\.graph, ind\.b\.graph: give the path of"):
         read(tmp_path)
     assert read(tmp_path / "ind.b.graph").nnz == 2
     assert read_planetoid(tmp_path / "ind.a.graph").graph.nnz == 10

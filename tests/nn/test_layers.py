@@ -387,7 +387,7 @@ def test_tiles_are_used_where_three_operations_take_less_time(
     n, nnz, feat, dtype, pays, monkeypatch
 ):
     x, ends = torch.zeros(n, feat, dtype=dtype), SimpleNamespace(graph=None)
-    ends.tensors = SimpleNamespace(nnz=nnz)
+    ends.tensors = SimpleNamespace(nnz=nnz, n_rows=n)
     for has in (False, True):
         monkeypatch.setattr(transformer, "has_tiles", lambda graph, has=has: has)
         assert transformer._composing_pays(ends, x) == (has and pays)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -160,13 +161,13 @@ def test_auto_says_why_a_gpu_is_not_used(monkeypatch):
 
 
 def test_a_gpu_is_named_and_waited_for(monkeypatch):
-    cupy = Mock()
-    cupy.cuda.runtime.getDeviceProperties = lambda ordinal: {"name": b"GPU %d" % ordinal}
-    monkeypatch.setattr(demo, "import_cupy", lambda: cupy)
+    runtime = SimpleNamespace(getDeviceProperties=lambda ordinal: {"name": b"GPU %d" % ordinal})
+    cuda = SimpleNamespace(runtime=runtime, get_current_stream=Mock())
+    monkeypatch.setattr(demo, "import_cupy", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(demo, "parse_device", lambda device: 1)
     assert demo.pick_device("cuda") == ("cuda:1", "CuPy on GPU 1")
     demo.measure(lambda: None, "cuda:1")
-    assert cupy.cuda.get_current_stream().synchronize.call_count == 2
+    assert cuda.get_current_stream().synchronize.call_count == 2
 
 
 # The command

@@ -113,6 +113,7 @@ def test_no_driver_is_no_error(monkeypatch):
     missing = Mock(side_effect=OSError("libcuda.so.1: cannot open shared object file"))
     monkeypatch.setattr(ctypes, "CDLL", missing)
     assert doctor.find_driver() == Driver(None, (), "no NVIDIA driver (libcuda.so.1 was not found)")
+    missing.assert_called_with("libcuda.so.1")
     monkeypatch.setattr(ctypes, "CDLL", lambda name: FakeDriver(H100))
     assert doctor.find_driver().devices == (H100,)
 
