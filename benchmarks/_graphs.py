@@ -73,7 +73,8 @@ def chosen(
     """Yield names of graphs with what ``load`` takes: those asked for, else these.
 
     ``real`` ones come from files of ``--data``; without it they are skipped with a line.  With
-    ``--quick`` there is one small graph.
+    ``--quick`` there is one small graph: the first file, where only files are measured and it is
+    there, else a generated one.
     """
     names = (*real, *(generated if options.cuda else cpu))
     if options.quick and not options.graphs:

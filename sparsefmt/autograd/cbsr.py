@@ -266,8 +266,9 @@ def spgemm(
 
 def dense_is_faster(data: Tensor, feat: int) -> bool:
     """Return True if a dense product takes less time, as measured on an H200; k is 64 at least."""
-    k, size = data.shape[1], data.itemsize
-    return data.is_cuda and (8 * k >= feat if size == 2 else size == 4 and 64 < k >= feat / 4)
+    k = data.shape[1]
+    pays = {2: 8 * k >= feat, 4: k > 64 and 4 * k >= feat}  # by bytes of a value
+    return data.is_cuda and pays.get(data.itemsize, False)
 
 
 def _spgemm(data: Tensor, *args: Any) -> Tensor:

@@ -91,6 +91,15 @@ def test_where_a_dense_product_is_faster(k, feat, dtype, expected):
     assert not cbsr.dense_is_faster(torch.empty(3, k, dtype=dtype), feat)
 
 
+def test_zeros_of_kept_features_meet_no_infinite_factor(device, monkeypatch):
+    monkeypatch.setattr(cbsr, "dense_is_faster", lambda *_: True)
+    graph, x = Graph(CSR([0, 1], [0], shape=(1, 1))).to(device), torch.ones(1, 128, device=device)
+    infinite = torch.full((1,), INF, device=device)
+    for factor in ("edge_weight", "col_scale"):
+        y = autograd.maxk_aggregate(graph, x, 64, **{factor: infinite})
+        assert y[0].tolist() == [INF] * 64 + [0] * 64
+
+
 @pytest.mark.parametrize("reduce", REDUCTIONS)
 def test_autocast_narrows_before_the_choice(device, reduce):
     graph = make_graph(9, 6, 40, device=device)
