@@ -70,8 +70,7 @@ def aggregate_with_own(
     -----
     All tensors but ``without`` have gradients, differentiable any number of times.  Nothing dense
     is saved for backward where ``k`` is given, but by the dense product of ``maxk_aggregate`` for a
-    ``row_scale`` with a gradient.  ``nn.GCNConv`` adds loops this way, and
-    ``nn.GINConv`` its ``1 + eps``.
+    ``row_scale`` with a gradient.  ``nn.GCNConv`` adds loops so, ``nn.GINConv`` its ``1 + eps``.
     """
     scales = {"row_scale": row_scale, "col_scale": col_scale}
     if isinstance(graph, Shared) and graph.complete is None:
