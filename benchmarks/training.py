@@ -3,8 +3,8 @@
 - ``fuse``: fuseGNN's GCN (16 features between two layers) and GAT (8 heads of 8) beside PyG, on
   the wall;
 - ``tcgnn``: TC-GNN's GCN and AGNN (four layers of 32) in TF32, by tiles if they pay, beside PyG;
-- ``maxk``: MaxK-GNN's GraphSAGE (three layers of 256) with MaxK beside ReLU by torch.sparse, and
-  our ReLU beside it, matrix products in bfloat16;
+- ``maxk``: MaxK-GNN's GraphSAGE (three layers of 256) with MaxK beside ReLU by torch.sparse and
+  by ours, matrix products in float32, TF32 and bfloat16;
 - ``sampled``: ES-SpMM's samples: a GCN over 16 random entries of a row beside PyG over all.
 
 All begin with the same weights, graphs are prepared before, and PyG's GCN keeps its normalised
@@ -85,6 +85,7 @@ class System:
     reference: Callable[[int], Module] | None = None  #: the peer unless there is one
     exact: Callable[[int, int], Module] | None = None  #: ours that equals it, by the longest row
     precision: str = "highest"  #: of torch's matrix products
+    relu: Callable[[int], Module] | None = None  #: ours with ReLU, timed beside it
     over: Mapping[str, float] = field(default_factory=dict)  #: least speed-up, by graph
     real: tuple[str, ...] = ()  #: small graphs of files: timed on the wall, held against float64
 
@@ -136,7 +137,8 @@ def torch_mean(A: CSR) -> Callable[[Any], Any]:
     return _baselines.torch_product(scale(A.with_data(None), row=weights))
 
 
-REAL, TILED, LARGE = ("cora", "pubmed"), ("artist", "com-amazon", "arxiv"), ("reddit",)
+REAL, TILED = ("cora", "pubmed"), ("artist", "com-amazon", "arxiv")
+LARGE = ("reddit", "products")
 RELU = partial(sage, partial(MeanLayer, relu))
 PYG_GCN = partial(gcn, pyg_layer("GCNConv", cached=True))
 PYG_GAT = partial(gat, pyg_layer("GATConv", add_self_loops=False))
@@ -144,13 +146,19 @@ PYG_AGNN = partial(agnn, pyg_layer("AGNNConv", add_self_loops=False))
 EDGES = _baselines.edge_index
 
 
-def maxk(k: int, over: float) -> System:
+#: What torch's words for the precision of products mean on a GPU.
+PRECISIONS = {"highest": "", "high": " TF32", "medium": " bfloat16"}
+
+
+def maxk(k: int, over: float, precision: str = "highest") -> System:
     """Return GraphSAGE that keeps ``k`` features."""
     return System(
-        f"SAGE k={k}",
+        f"SAGE k={k}{PRECISIONS[precision]}",
         partial(sage, partial(nn.SAGEConv, HIDDEN, HIDDEN, k=k)),
         *(RELU, torch_mean, LARGE),
         reference=partial(sage, lambda: MeanLayer(nn.MaxK(k))),
+        precision=precision,
+        relu=RELU,
         over={"reddit": over},
     )
 
@@ -173,7 +181,7 @@ SYSTEMS = {
         System("AGNN", partial(agnn, nn.AGNNConv), PYG_AGNN, looped, TILED, precision="high"),
     ),
     "maxk": (
-        *(maxk(32, 4.0), maxk(16, 6.0)),
+        *(maxk(32, 4.0), maxk(16, 6.0), maxk(16, 6.0, "high"), maxk(16, 6.0, "medium")),
         System(
             *("SAGE ReLU bfloat16", RELU, RELU, torch_mean, LARGE),
             precision="medium",
@@ -262,6 +270,8 @@ class Epochs:
             torch.set_float32_matmul_precision(system.precision)
             calls["peer_ms"] = self.epoch(peer, self.peer_graph)
             calls["peer_ms"]()
+            if system.relu:
+                calls["relu_ms"] = self.epoch(partial(system.relu, feat), self.graph)
         except torch.OutOfMemoryError as reason:
             return {"wrong": f"the peer has no memory to be compared with: {reason}"}
         _harness.free()

@@ -24,12 +24,10 @@ def main(argv: list[str]) -> int:
 
 def write_claims(folder: Path, page: Path) -> None:
     """Write claims beside the figures of a GPU that a folder holds into the blocks of a page."""
-    from ._paper import rows_of
-
     for name in NAMES:
-        path = folder / f"papers-{name}-gpu.json"
-        if path.exists():
-            table = import_module(f"benchmarks.papers.{name}").PAPER.table(rows_of(path))
+        paper = import_module(f"benchmarks.papers.{name}").PAPER
+        if rows := paper.rows(folder, "gpu"):
+            table = paper.table(rows)
             write_block(page, f"<!-- begin: python -m benchmarks papers {name} -->\n", table)
 
 

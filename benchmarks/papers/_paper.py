@@ -3,7 +3,7 @@
 import argparse
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +81,16 @@ class Panel:
 
 @dataclass(frozen=True)
 class Paper:
-    """Tables of a paper, the figures that it publishes for them, and the panels of a picture."""
+    """Tables of a paper, the figures that it publishes for them, and the panels of a picture.
+
+    ``elsewhere`` names the result and the section that a table is also part of: it is read there
+    where the paper's own result has none.
+    """
 
     benchmark: Benchmark
     claims: tuple[Claim, ...]
     panels: tuple[Panel, ...]
+    elsewhere: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def run(self, options: argparse.Namespace) -> int:
         """Measure the sections asked for, print claims beside figures, and draw all that is there.
@@ -93,14 +98,22 @@ class Paper:
         Returns 1 if a result was wrong.
         """
         status = self.benchmark.run(options)
-        name = f"{self.benchmark.name}-{'gpu' if options.cuda else 'cpu'}"
-        path = (options.out or RESULTS) / f"{name}.json"
-        if path.exists():
-            rows = rows_of(path)
+        folder, device = options.out or RESULTS, "gpu" if options.cuda else "cpu"
+        if rows := self.rows(folder, device):
+            path = folder / f"{self.benchmark.name}-{device}.svg"
             print("\n" + self.table(rows))
-            save(self.picture(rows), path.with_suffix(".svg"))
-            print(f"  drew {path.with_suffix('.svg')}")
+            save(self.picture(rows), path)
+            print(f"  drew {path}")
         return status
+
+    def rows(self, folder: Path, device: str) -> Rows:
+        """Return the rows of each table that a folder holds results of."""
+        rows = _rows_of(folder / f"{self.benchmark.name}-{device}.json")
+        for name, (other, section) in self.elsewhere.items():
+            there = _rows_of(folder / f"{other}-{device}.json")
+            if name not in rows and section in there:
+                rows[name] = there[section]
+        return rows
 
     def table(self, rows: Rows) -> str:
         """Return the claims beside our figures, in Markdown."""
@@ -118,9 +131,9 @@ class Paper:
         return figure
 
 
-def rows_of(path: Path) -> Rows:
-    """Return the rows of each section of a result."""
-    sections = json.loads(path.read_text())["sections"]
+def _rows_of(path: Path) -> dict[str, list[Row]]:
+    """Return the rows of each section of a result; none where there is no file."""
+    sections = json.loads(path.read_text())["sections"] if path.exists() else {}
     return {name: section["rows"] for name, section in sections.items()}
 
 

@@ -10,9 +10,8 @@ from .. import attention, training
 from .._table import Benchmark
 from ._paper import Claim, Panel, Paper, of
 
-SECTIONS = {"epochs": training.SECTIONS["fuse"]} | {
-    name: attention.SECTIONS[name] for name in ("attention", "aggregate", "memory")
-}
+PARTS = ("attention", "aggregate", "memory")
+SECTIONS = {"epochs": training.SECTIONS["fuse"]} | {n: attention.SECTIONS[n] for n in PARTS}
 PAPER = Paper(
     Benchmark("papers-fusegnn", __doc__, SECTIONS, attention.EXTRA),
     (
@@ -36,4 +35,5 @@ PAPER = Paper(
         Panel("attention", "over_pyg", "attention over PyG, times faster"),
         Panel("memory", "share", "peak of memory over PyG's"),
     ),
+    {"epochs": ("training", "fuse")} | {name: ("fuse", name) for name in PARTS},
 )

@@ -39,4 +39,5 @@ PAPER = Paper(
         Panel("grid", "of_oracle", "share of the fastest composition"),
         Panel("samples", "of_oracle", "share, planned on another sample"),
     ),
+    {name: ("plan", name) for name in SECTIONS},
 )
