@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 from sparsefmt import nn
 
+from .._table import numbers
 from ._data import Labelled
+
+#: Options of the papers that train.
+EXTRA = {"seeds": numbers, "epochs": numbers}
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,14 @@ class Recipe:
     rate: float = 0.003
     dropout: float = 0.3
     every: int = 5  #: epochs between two looks at the validation
+
+    @classmethod
+    def of(cls, options: Any, **more: Any) -> "Recipe":
+        """Return the recipe of options: of few epochs for quick ones."""
+        recipe = cls(**more)
+        if options.quick:
+            recipe = replace(recipe, hidden=64, layers=2, epochs=60, rate=0.01)
+        return replace(recipe, epochs=options.epochs[0]) if options.epochs else recipe
 
 
 class Network(Module):

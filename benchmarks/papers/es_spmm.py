@@ -11,7 +11,6 @@ import argparse
 import statistics
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,8 @@ from sparsefmt.formats.arrays import namespace
 from sparsefmt.ops import spmm_sampled
 
 from .. import _baselines, _graphs, _harness, sampling
-from .._table import Benchmark, Limit, Row, Section, numbers, some_of
+from .._table import Benchmark, Limit, Row, Section, some_of
+from . import _learning
 from ._data import Labelled, labelled
 from ._learning import Network, Recipe, score, train
 from ._paper import Claim, Panel, Paper
@@ -38,10 +38,9 @@ class Inference:
     """Models of one kind, trained from several seeds on all edges of a data set."""
 
     def __init__(self, data: Labelled, model: str, layers: int, options: Any) -> None:
-        self.data, quick = data, options.quick
-        recipe = Recipe(hidden=64 if quick else 128, layers=layers)
-        recipe = replace(recipe, epochs=60, rate=0.01) if quick else recipe
-        seeds = options.seeds[0] if options.seeds else 2 if quick else 10
+        self.data = data
+        recipe = Recipe.of(options, hidden=128, layers=layers)
+        seeds = options.seeds[0] if options.seeds else 2 if options.quick else 10
         make = partial(Network, partial(OfReLU, MODELS[model], 0.0), data, recipe)
         self.models = [train(make, data, recipe, seed=seed).model for seed in range(seeds)]
         self.whole = self.scores(data.graph)
@@ -141,7 +140,7 @@ SECTIONS = {
     "kernels": sampling.SECTIONS["table"],
 }
 BY = ("graph", "model", "strategy")
-EXTRA = {"seeds": numbers, "models": some_of(KINDS)} | sampling.EXTRA
+EXTRA = {"models": some_of(KINDS)} | _learning.EXTRA | sampling.EXTRA
 PAPER = Paper(
     Benchmark("papers-es_spmm", __doc__, SECTIONS, EXTRA),
     (

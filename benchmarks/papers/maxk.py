@@ -22,6 +22,7 @@ from sparsefmt import nn
 
 from .. import cbsr, training
 from .._table import Benchmark, Limit, Row, Section, numbers, some_of
+from . import _learning
 from ._data import Labelled, labelled
 from ._learning import Network, Recipe, over_seeds, train
 from ._paper import Claim, Panel, Paper, of
@@ -51,7 +52,7 @@ class OfReLU(Module):
 def accuracy(options: argparse.Namespace) -> Iterator[Row]:
     """Yield data sets, models and k beside ReLU of the same seeds; both wirings at an eighth."""
     quick = options.quick
-    recipe = Recipe(hidden=64, layers=2, epochs=60, rate=0.01) if quick else Recipe(hidden=HIDDEN)
+    recipe = Recipe.of(options, hidden=HIDDEN)
     seeds = options.seeds[0] if options.seeds else 2 if quick else 10
     ks = [k for k in options.k or ((4, 8, 16) if quick else KS) if k <= recipe.hidden]
     for data in labelled(options, ("flickr", "arxiv", "reddit")):
@@ -108,7 +109,7 @@ SECTIONS = {
     "kernels": cbsr.SECTIONS["products"],
     "approximator": Section(approximator),
 }
-EXTRA = {"k": numbers, "seeds": numbers, "models": some_of(MODELS)}
+EXTRA = {"k": numbers, "models": some_of(MODELS)} | _learning.EXTRA
 PAPER = Paper(
     Benchmark("papers-maxk", __doc__, SECTIONS, EXTRA),
     (

@@ -20,7 +20,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from sparsefmt import Graph, autograd, nn
+from sparsefmt import CSR, Graph, autograd, nn
 from sparsefmt.ops import spmm
 from sparsefmt.ops.tiles.kernels import MMA_TILE
 
@@ -57,7 +57,7 @@ def prepared(options: argparse.Namespace) -> Iterator[Row]:
     torch.set_float32_matmul_precision("high")
     layer = nn.AGNNConv(add_self_loops=False).to(options.device)
     for name, A in _graphs.loaded(options, tuple(_graphs.PAPERS), cpu=("small",), real=_data.REAL):
-        tiled, plain = Graph(A), Graph(A.with_data(None))
+        tiled, plain = Graph(A), Graph(CSR(A.indptr.copy(), A.indices.copy(), shape=A.shape))
         autograd.prepare(tiled, tile=MMA_TILE)
         for feat, dtype in product(options.widths or WIDTHS, options.dtypes or DTYPES):
             x = _baselines.tensor(_graphs.normal(A.indptr, (A.n_rows, feat)))
