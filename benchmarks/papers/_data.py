@@ -57,7 +57,7 @@ PLANTED = {
     "cpu": Planted(10, 0.8, 0.05),
     "arxiv": Planted(40, 1.0, 0.25),
     "flickr": Planted(7, 0.6, 0.4),
-    "reddit": Planted(41, 0.35, 0.03),
+    "reddit": Planted(41, 0.9, 0.03),  # features alone: 60 %, 58.5 published (GraphSAGE, table 1)
     "products": Planted(47, 0.9, 0.1),
     "proteins": Planted(2, 0.35, 0.15, tasks=112),
     "yelp": Planted(2, 0.8, 0.15, tasks=100),

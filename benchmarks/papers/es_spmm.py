@@ -22,7 +22,7 @@ from sparsefmt.formats.arrays import namespace
 from sparsefmt.ops import spmm_sampled
 
 from .. import _baselines, _graphs, _harness, sampling
-from .._table import Benchmark, Limit, Row, Section, some_of
+from .._table import Benchmark, Limit, Row, Section, numbers, some_of
 from . import _learning
 from ._data import Labelled, labelled
 from ._learning import Network, Recipe, score, train
@@ -91,7 +91,7 @@ def trained(options: argparse.Namespace) -> Iterator[tuple[str, Inference, dict[
     """Yield a name, trained models and the common columns of their rows, for each data set."""
     for data in labelled(options, ("reddit",), ("pubmed", "amazon_computers", "musae_facebook")):
         for model in options.models or KINDS:
-            for layers in (2,) if options.quick else (2, 3):
+            for layers in options.layers or ((2,) if options.quick else (2, 3)):
                 facts = {"graph": data.name, "origin": data.origin, "metric": data.metric}
                 facts |= {"model": f"{model} {layers} layers"}
                 yield (
@@ -140,7 +140,7 @@ SECTIONS = {
     "kernels": sampling.SECTIONS["table"],
 }
 BY = ("graph", "model", "strategy")
-EXTRA = {"models": some_of(KINDS)} | _learning.EXTRA | sampling.EXTRA
+EXTRA = {"models": some_of(KINDS), "layers": numbers} | _learning.EXTRA | sampling.EXTRA
 PAPER = Paper(
     Benchmark("papers-es_spmm", __doc__, SECTIONS, EXTRA),
     (
