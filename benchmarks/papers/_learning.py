@@ -27,7 +27,7 @@ class Recipe:
     hidden: int = 256
     layers: int = 3
     epochs: int = 200
-    rate: float = 0.003
+    rate: float = 0.01
     dropout: float = 0.3
     every: int = 5  #: epochs between two looks at the validation
 
@@ -36,7 +36,7 @@ class Recipe:
         """Return the recipe of options: of few epochs for quick ones."""
         recipe = cls(**more)
         if options.quick:
-            recipe = replace(recipe, hidden=64, layers=2, epochs=60, rate=0.01)
+            recipe = replace(recipe, hidden=64, layers=2, epochs=60)
         return replace(recipe, epochs=options.epochs[0]) if options.epochs else recipe
 
 
