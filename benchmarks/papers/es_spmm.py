@@ -126,7 +126,7 @@ LOSSES = ("no loss", "1 point less")
 
 
 def free(row: Row) -> bool:
-    """Return True if a sample loses no more than the deviation over seeds, or a tenth of a point."""
+    """Return True if a sample loses no more than seeds differ by, or a tenth of a point."""
     return "sample" in row and bool(row["lost"] <= max(row["sd"], 0.1))
 
 

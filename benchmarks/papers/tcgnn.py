@@ -127,6 +127,10 @@ PAPER = Paper(
             )
             for model in ("GCN", "AGNN")
         ),
+        Claim("AGNN with tiles over without, worst", "", "prepared", "over_plain", average=min),
+        Claim(
+            "default tile's share of the fastest, worst", "", "shapes", "of_fastest", average=min
+        ),
         Claim("product in TF32 over cuSPARSE", "", "kernels", "over_cusparse", of(dtype="tf32")),
     ),
     (
