@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyg_cases import numbers
+from torch_geometric.nn import aggr
 
 N, FEAT, OUT, EDGE_DIM = 9, 4, 6, 3
 UPSTREAM = "target_to_source"
@@ -39,6 +40,16 @@ def nothing(edges):
     return {}
 
 
+def weights(edges):
+    return {"edge_weight": numbers(edges.shape[1], seed=3).abs() + 0.1}
+
+
+def flags(*names: str) -> dict[str, list[Any]]:
+    """Both values of options that are true or false."""
+    return {name: [False, True] for name in names}
+
+
+REDUCTIONS = ["add", "sum", "mean", "max", "min", aggr.MeanAggregation()]
 PASSED: dict[str, list[Any]] = {
     "aggr_kwargs": [None, {}],
     "flow": ["source_to_target", UPSTREAM],

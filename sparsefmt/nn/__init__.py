@@ -10,6 +10,11 @@ from .._lazy import facade
 
 if TYPE_CHECKING:
     from ..model.capturing import capture as capture
+    from .conv.propagation import APPNP as APPNP
+    from .conv.propagation import GCN2Conv as GCN2Conv
+    from .conv.propagation import LGConv as LGConv
+    from .conv.propagation import MixHopConv as MixHopConv
+    from .conv.propagation import SSGConv as SSGConv
     from .gat import GATConv as GATConv
     from .gat import GATv2Conv as GATv2Conv
     from .gcn import GCNConv as GCNConv
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
 #: Module -> the public names that it defines; resolved on first use (PEP 562), which imports torch.
 _MODULES = {
     ".model.capturing": "capture",
+    "conv.propagation": "APPNP GCN2Conv LGConv MixHopConv SSGConv",
     "gat": "GATConv GATv2Conv",
     "gcn": "GCNConv MaxK",
     "gin": "GINConv GINEConv",

@@ -81,7 +81,7 @@ def outcome(layer, x, edges, given=None, *, change=lambda y: y):
     seed(6, leaves[0].device)  # for parameters that the first call draws
     one = leaves[0] if len(leaves) == 1 else tuple(leaves)
     # And the weights of edges, of some.
-    y = tree_leaves(change(layer(one, edges, **(given | floats))))
+    y = tree_leaves(change(layer(one, edge_index=edges, **(given | floats))))
     wanted = [*leaves, *floats.values(), *filter(is_made, layer.parameters())]
     wanted = [one for one in wanted if one.requires_grad]
     loss = sum(

@@ -21,15 +21,19 @@ from pyg_argument_cases import (  # noqa: E402
     OUT,
     PASSED,
     PASSED_OF_PAIRS,
+    REDUCTIONS,
     REFUSED,
     UPSTREAM,
     N,
     Row,
     edge_features,
+    flags,
     nothing,
+    weights,
 )
 from pyg_attention_cases import ATTENTION  # noqa: E402
 from pyg_cases import assert_same, both, is_made, make, numbers, outcome, seed  # noqa: E402
+from pyg_product_cases import PRODUCTS  # noqa: E402
 from torch.nn import Linear, ReLU, Sequential  # noqa: E402
 
 from sparsefmt import Graph, ShapeError, UnsupportedError, nn  # noqa: E402
@@ -42,15 +46,8 @@ PASSING = dict(inspect.signature(pyg.MessagePassing.__init__).parameters)
 del PASSING["self"]
 
 
-def weights(edges):
-    return {"edge_weight": numbers(edges.shape[1], seed=3).abs() + 0.1}
-
-
 def network():
     return Sequential(Linear(FEAT, 5), ReLU(), Linear(5, OUT))
-
-
-REDUCTIONS = ["add", "sum", "mean", "max", "min", pyg.aggr.MeanAggregation()]
 
 
 def of(kind):
@@ -60,100 +57,99 @@ def of(kind):
     )
 
 
-def flags(*names):
-    """Both values of options that are true or false."""
-    return {name: [False, True] for name in names}
-
-
 def of_gine(library, **options):
     return library.GINEConv(network(), **options)
 
 
-ROWS = {
-    "GCNConv": Row(
-        of("GCNConv"),
-        PASSED
-        | flags("improved", "cached", "normalize", "bias")
-        | {"in_channels": [-1], "add_self_loops": [None, False, True], "aggr": REDUCTIONS},
-        ("in_channels", "out_channels"),
-        [nothing, weights],
-        REFUSED | {"aggr": [*REFUSED["aggr"], (["add", "max"], "has one aggregation")]},
-        together=[
-            {"improved": True, "aggr": "max"},
-            {"add_self_loops": False, "aggr": "mean", "flow": UPSTREAM},
-            {"improved": True, "flow": UPSTREAM, "bias": False},
-        ],
-    ),
-    "SAGEConv": Row(
-        of("SAGEConv"),
-        PASSED_OF_PAIRS
-        | flags("normalize", "root_weight", "project", "bias")
-        | {
-            "in_channels": [-1, (FEAT, FEAT), (-1, -1)],
-            "aggr": [
-                *(*REDUCTIONS, ["mean", "max"], ("sum", "min", "mean"), "mul", "softmax"),
-                *(["std", "mean"], pyg.aggr.PowerMeanAggregation(p=2.0)),
+ROWS = (
+    {
+        "GCNConv": Row(
+            of("GCNConv"),
+            PASSED
+            | flags("improved", "cached", "normalize", "bias")
+            | {"in_channels": [-1], "add_self_loops": [None, False, True], "aggr": REDUCTIONS},
+            ("in_channels", "out_channels"),
+            [nothing, weights],
+            REFUSED | {"aggr": [*REFUSED["aggr"], (["add", "max"], "has one aggregation")]},
+            together=[
+                {"improved": True, "aggr": "max"},
+                {"add_self_loops": False, "aggr": "mean", "flow": UPSTREAM},
+                {"improved": True, "flow": UPSTREAM, "bias": False},
             ],
-        },
-        ("in_channels", "out_channels"),
-        [nothing],
-        {
-            "aggr": [
-                (None, "aggr is None"),
-                ([], r"aggr is \[\]"),
-                ("colour", "'colour', which no"),
+        ),
+        "SAGEConv": Row(
+            of("SAGEConv"),
+            PASSED_OF_PAIRS
+            | flags("normalize", "root_weight", "project", "bias")
+            | {
+                "in_channels": [-1, (FEAT, FEAT), (-1, -1)],
+                "aggr": [
+                    *(*REDUCTIONS, ["mean", "max"], ("sum", "min", "mean"), "mul", "softmax"),
+                    *(["std", "mean"], pyg.aggr.PowerMeanAggregation(p=2.0)),
+                ],
+            },
+            ("in_channels", "out_channels"),
+            [nothing],
+            {
+                "aggr": [
+                    (None, "aggr is None"),
+                    ([], r"aggr is \[\]"),
+                    ("colour", "'colour', which no"),
+                ],
+                "node_dim": REFUSED["node_dim"],
+            },
+            pairs=True,
+            together=[
+                {"aggr": ["mean", "max"], "project": True, "normalize": True},
+                {"in_channels": (FEAT, FEAT), "bias": False},
+                {"root_weight": False, "normalize": True, "flow": UPSTREAM},
             ],
-            "node_dim": REFUSED["node_dim"],
-        },
-        pairs=True,
-        together=[
-            {"aggr": ["mean", "max"], "project": True, "normalize": True},
-            {"in_channels": (FEAT, FEAT), "bias": False},
-            {"root_weight": False, "normalize": True, "flow": UPSTREAM},
-        ],
-    ),
-    "GINConv": Row(
-        lambda library, **options: library.GINConv(network(), **options),
-        PASSED_OF_PAIRS | {"eps": [0.0, 0.3], "train_eps": [False, True], "aggr": REDUCTIONS},
-        ("nn",),
-        [nothing],
-        REFUSED | {"aggr": [*REFUSED["aggr"], (["add", "max"], "has one aggregation")]},
-        pairs=True,
-        together=[{"train_eps": True, "aggr": "max", "flow": UPSTREAM}],
-    ),
-    "GINEConv": Row(
-        of_gine,
-        PASSED_OF_PAIRS
-        | flags("train_eps")
-        | {"eps": [0.0, 0.3], "edge_dim": [None, FEAT, -1], "aggr": ["add", "sum", "mean"]},
-        ("nn",),
-        [edge_features],
-        REFUSED | {"aggr": [*REFUSED["aggr"], ("max", "GINEConv has no kernel")]},
-        pairs=True,
-        together=[{"train_eps": True, "aggr": "mean", "flow": UPSTREAM, "edge_dim": FEAT}],
-    ),
-    "SGConv": Row(
-        of("SGConv"),
-        PASSED
-        | flags("cached", "add_self_loops", "bias")
-        | {"in_channels": [-1], "K": [0, 1, 3], "aggr": REDUCTIONS},
-        ("in_channels", "out_channels"),
-        [nothing, weights],
-        REFUSED,
-        together=[{"K": 2, "flow": UPSTREAM, "add_self_loops": False}],
-    ),
-    "TAGConv": Row(
-        of("TAGConv"),
-        PASSED
-        | flags("normalize", "bias")
-        # PyG's own breaks with -1.
-        | {"in_channels": [FEAT], "K": [0, 1, 3], "aggr": REDUCTIONS},
-        ("in_channels", "out_channels"),
-        [nothing, weights],
-        REFUSED,
-        together=[{"K": 2, "flow": UPSTREAM, "normalize": False}],
-    ),
-} | ATTENTION
+        ),
+        "GINConv": Row(
+            lambda library, **options: library.GINConv(network(), **options),
+            PASSED_OF_PAIRS | {"eps": [0.0, 0.3], "train_eps": [False, True], "aggr": REDUCTIONS},
+            ("nn",),
+            [nothing],
+            REFUSED | {"aggr": [*REFUSED["aggr"], (["add", "max"], "has one aggregation")]},
+            pairs=True,
+            together=[{"train_eps": True, "aggr": "max", "flow": UPSTREAM}],
+        ),
+        "GINEConv": Row(
+            of_gine,
+            PASSED_OF_PAIRS
+            | flags("train_eps")
+            | {"eps": [0.0, 0.3], "edge_dim": [None, FEAT, -1], "aggr": ["add", "sum", "mean"]},
+            ("nn",),
+            [edge_features],
+            REFUSED | {"aggr": [*REFUSED["aggr"], ("max", "GINEConv has no kernel")]},
+            pairs=True,
+            together=[{"train_eps": True, "aggr": "mean", "flow": UPSTREAM, "edge_dim": FEAT}],
+        ),
+        "SGConv": Row(
+            of("SGConv"),
+            PASSED
+            | flags("cached", "add_self_loops", "bias")
+            | {"in_channels": [-1], "K": [0, 1, 3], "aggr": REDUCTIONS},
+            ("in_channels", "out_channels"),
+            [nothing, weights],
+            REFUSED,
+            together=[{"K": 2, "flow": UPSTREAM, "add_self_loops": False}],
+        ),
+        "TAGConv": Row(
+            of("TAGConv"),
+            PASSED
+            | flags("normalize", "bias")
+            # PyG's own breaks with -1.
+            | {"in_channels": [FEAT], "K": [0, 1, 3], "aggr": REDUCTIONS},
+            ("in_channels", "out_channels"),
+            [nothing, weights],
+            REFUSED,
+            together=[{"K": 2, "flow": UPSTREAM, "normalize": False}],
+        ),
+    }
+    | ATTENTION
+    | PRODUCTS
+)
 SINGLE = [
     (name, {argument: value})
     for name, row in ROWS.items()
@@ -262,10 +258,11 @@ def test_an_argument_has_pygs_effect(name, options, device, graph):
         assert list(states[0]) == list(states[1])
         theirs.load_state_dict(states[0])
         # Again, in evaluation, where the graph and parameters are known, and of a graph.
-        again = theirs.eval()(x[0], edges, **given)
-        assert_same([mine.eval()(x[0], edges, **given)], [again])
+        again = theirs.eval()(x[0], edge_index=edges, **given)
+        assert_same([mine.eval()(x[0], edge_index=edges, **given)], [again])
         if not getattr(mine, "cached", False):
-            assert_same([mine(x[0], Graph.from_edge_index(edges, num_nodes=N), **given)], [again])
+            graph_of_ours = Graph.from_edge_index(edges, num_nodes=N)
+            assert_same([mine(x[0], edge_index=graph_of_ours, **given)], [again])
         for layer in (mine, theirs):
             seed(8, device)
             layer.reset_parameters()

@@ -1,0 +1,87 @@
+"""Arguments of PyG's layers of products: rows of the table of ``test_pyg_arguments``."""
+
+from pyg_argument_cases import (
+    FEAT,
+    OUT,
+    PASSED,
+    REDUCTIONS,
+    REFUSED,
+    UPSTREAM,
+    N,
+    Row,
+    flags,
+    nothing,
+    weights,
+)
+from pyg_cases import numbers
+
+#: Of the layers that take all four reductions, in products with a weight for each edge.
+REDUCED = PASSED | {"aggr": REDUCTIONS}
+NORMALISED = flags("cached", "add_self_loops", "normalize")
+
+
+def first(edges):
+    return {"x_0": numbers(N, FEAT, seed=8)}
+
+
+def of(kind, *positional):
+    """Return what makes a layer by its options, one of them ``in_channels``."""
+
+    def make(library, **options):
+        widths = (options.pop("in_channels", FEAT), OUT) if positional[:1] == ("wide",) else ()
+        rest = positional[1:] if widths else positional
+        return getattr(library, kind)(*widths, *rest, **options)
+
+    return make
+
+
+PRODUCTS: dict[str, Row] = {
+    "APPNP": Row(
+        of("APPNP", 3, 0.2),
+        REDUCED | NORMALISED | {"dropout": [0.0]},
+        ("K", "alpha"),
+        [nothing, weights],
+        REFUSED,
+        together=[
+            {"dropout": 0.4, "aggr": "mean"},
+            {"dropout": 0.4, "add_self_loops": False, "flow": UPSTREAM},
+            {"flow": UPSTREAM, "add_self_loops": False},
+        ],
+    ),
+    "SSGConv": Row(
+        of("SSGConv", "wide", 0.3),
+        REDUCED | flags("cached", "add_self_loops", "bias") | {"in_channels": [-1], "K": [1, 3]},
+        ("in_channels", "out_channels", "alpha"),
+        [nothing, weights],
+        REFUSED,
+        together=[{"K": 2, "flow": UPSTREAM, "add_self_loops": False}],
+    ),
+    "LGConv": Row(
+        of("LGConv"),
+        REDUCED | flags("normalize"),
+        (),
+        [nothing, weights],
+        REFUSED,
+        together=[{"normalize": False, "flow": UPSTREAM}],
+    ),
+    "GCN2Conv": Row(
+        lambda library, **options: library.GCN2Conv(FEAT, 0.3, 0.5, 2, **options),
+        # PyG's own has no gradient of a maximum.
+        REDUCED | NORMALISED | flags("shared_weights") | {"aggr": ["add", "sum", "mean"]},
+        ("channels", "alpha", "theta", "layer"),
+        [first, lambda edges: weights(edges) | first(edges)],
+        REFUSED,
+        static=False,  # of which PyG's takes no ``x_0``
+        together=[{"shared_weights": False, "flow": UPSTREAM, "normalize": False}],
+    ),
+    "MixHopConv": Row(
+        of("MixHopConv", "wide"),
+        REDUCED
+        | flags("add_self_loops", "bias")
+        | {"in_channels": [FEAT], "powers": [None, [0], [3, 1], [2, 2]]},
+        ("in_channels", "out_channels"),
+        [nothing, weights],
+        REFUSED,
+        together=[{"powers": [2, 0], "flow": UPSTREAM, "add_self_loops": False}],
+    ),
+}
