@@ -4,6 +4,7 @@ from pyg_argument_cases import (
     FEAT,
     OUT,
     PASSED,
+    PASSED_OF_PAIRS,
     REDUCTIONS,
     REFUSED,
     UPSTREAM,
@@ -83,5 +84,56 @@ PRODUCTS: dict[str, Row] = {
         [nothing, weights],
         REFUSED,
         together=[{"powers": [2, 0], "flow": UPSTREAM, "add_self_loops": False}],
+    ),
+    "GraphConv": Row(
+        of("GraphConv", "wide"),
+        PASSED_OF_PAIRS
+        | flags("bias")
+        | {"aggr": REDUCTIONS, "in_channels": [-1, (FEAT, FEAT), (-1, -1)]},
+        ("in_channels", "out_channels"),
+        [nothing, weights],
+        REFUSED,
+        pairs=True,
+        together=[{"aggr": "mean", "bias": False, "flow": UPSTREAM}],
+    ),
+    "SimpleConv": Row(
+        of("SimpleConv"),
+        PASSED_OF_PAIRS
+        | {
+            "aggr": [*REDUCTIONS, ["mean", "max"], "mul", ["std", "sum"]],
+            "combine_root": [None, "sum", "cat", "self_loop"],
+        },
+        (),
+        [nothing, weights],
+        {
+            "aggr": [(None, "aggr is None"), ("colour", "'colour', which no")],
+            "combine_root": [("mean", "combine_root is 'mean': give 'sum'")],
+            "node_dim": REFUSED["node_dim"],
+        },
+        pairs=True,
+        static=False,  # of which PyG's takes the first axis for the vertices to add loops to
+        together=[
+            {"aggr": "max", "combine_root": "cat", "flow": UPSTREAM},
+            {"aggr": ["mean", "max"], "combine_root": "self_loop"},
+        ],
+    ),
+    "LEConv": Row(
+        of("LEConv", "wide"),
+        PASSED_OF_PAIRS
+        | flags("bias")
+        | {"aggr": ["add", "sum", "mean"], "in_channels": [-1, (FEAT, FEAT), (-1, -1)]},
+        ("in_channels", "out_channels"),
+        [nothing, weights],
+        REFUSED | {"aggr": [*REFUSED["aggr"], ("max", "LEConv has no kernel")]},
+        together=[{"bias": False, "flow": UPSTREAM}],
+    ),
+    "GatedGraphConv": Row(
+        of("GatedGraphConv", OUT, 2),
+        PASSED | flags("bias") | {"aggr": REDUCTIONS},
+        ("out_channels", "num_layers"),
+        [nothing, weights],
+        REFUSED,
+        static=False,
+        together=[{"bias": False, "aggr": "max", "flow": UPSTREAM}],
     ),
 }

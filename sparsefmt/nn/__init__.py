@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from .conv.propagation import LGConv as LGConv
     from .conv.propagation import MixHopConv as MixHopConv
     from .conv.propagation import SSGConv as SSGConv
+    from .conv.sums import GatedGraphConv as GatedGraphConv
+    from .conv.sums import GraphConv as GraphConv
+    from .conv.sums import LEConv as LEConv
+    from .conv.sums import SimpleConv as SimpleConv
     from .gat import GATConv as GATConv
     from .gat import GATv2Conv as GATv2Conv
     from .gcn import GCNConv as GCNConv
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
 _MODULES = {
     ".model.capturing": "capture",
     "conv.propagation": "APPNP GCN2Conv LGConv MixHopConv SSGConv",
+    "conv.sums": "GatedGraphConv GraphConv LEConv SimpleConv",
     "gat": "GATConv GATv2Conv",
     "gcn": "GCNConv MaxK",
     "gin": "GINConv GINEConv",

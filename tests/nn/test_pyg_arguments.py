@@ -284,8 +284,13 @@ def test_tag_makes_all_its_weights_at_the_first_features():
     assert [tuple(one.weight.shape) for one in layer.lins] == [(OUT, FEAT)] * 3
 
 
-#: Layers of two ends; the last two take no targets without features.
-PAIRS = [*(name for name, row in ROWS.items() if row.pairs), "GATv2Conv", "TransformerConv"]
+#: Layers of two ends; the last three take no targets without features.
+PAIRS = [
+    *(name for name, row in ROWS.items() if row.pairs),
+    "GATv2Conv",
+    "TransformerConv",
+    "LEConv",
+]
 WIDE = 3  # of targets, where a layer tells them from sources
 
 
@@ -300,6 +305,7 @@ def options_of_pairs(name, sizes, device):
         alone = {"in_channels", "share_weights"}
         given += [one if alone & {*one} or pair not in given else one | pair for one in singles]
     of_edges = [one for one in given if "GIN" not in name or "edge_dim" not in one]
+    of_edges = [one for one in of_edges if one.get("combine_root") != "self_loop"]
     return [one for one in of_edges if "flow" not in one and "decomposed_layers" not in one]
 
 
