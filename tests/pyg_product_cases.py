@@ -1,5 +1,6 @@
 """Arguments of PyG's layers of products: rows of the table of ``test_pyg_arguments``."""
 
+import torch
 from pyg_argument_cases import (
     FEAT,
     OUT,
@@ -15,6 +16,7 @@ from pyg_argument_cases import (
     weights,
 )
 from pyg_cases import numbers
+from torch.nn import ELU
 
 #: Of the layers that take all four reductions, in products with a weight for each edge.
 REDUCED = PASSED | {"aggr": REDUCTIONS}
@@ -23,6 +25,14 @@ NORMALISED = flags("cached", "add_self_loops", "normalize")
 
 def first(edges):
     return {"x_0": numbers(N, FEAT, seed=8)}
+
+
+def of_eigenvalues(edges):
+    """The largest eigenvalues of two graphs, which share edges here."""
+    return {
+        "batch": torch.arange(N, device=edges.device) // 5,
+        "lambda_max": torch.tensor([1.5, 2.5], dtype=torch.float64, device=edges.device),
+    }
 
 
 def of(kind, *positional):
@@ -135,5 +145,59 @@ PRODUCTS: dict[str, Row] = {
         REFUSED,
         static=False,
         together=[{"bias": False, "aggr": "max", "flow": UPSTREAM}],
+    ),
+    "ChebConv": Row(
+        lambda library, **options: library.ChebConv(
+            options.pop("in_channels", FEAT), OUT, **{"K": 3} | options
+        ),
+        PASSED
+        | flags("bias")
+        | {
+            "in_channels": [FEAT],  # PyG's own breaks with -1
+            "K": [1, 2, 4],
+            "normalization": [None, "sym", "rw"],
+            "aggr": ["add", "sum"],
+        },
+        ("out_channels",),
+        [nothing, weights, of_eigenvalues, lambda edges: weights(edges) | of_eigenvalues(edges)],
+        REFUSED
+        | {
+            "aggr": [*REFUSED["aggr"], ("max", "ChebConv has no kernel")],
+            "normalization": [("row", "normalization is 'row': give 'sym', 'rw'")],
+        },
+        together=[
+            {"normalization": "rw", "flow": UPSTREAM},
+            {"normalization": None, "flow": UPSTREAM, "bias": False},
+        ],
+    ),
+    "ARMAConv": Row(
+        of("ARMAConv", "wide"),
+        REDUCED
+        | flags("shared_weights", "bias")
+        | {
+            "in_channels": [FEAT],
+            "num_stacks": [3],
+            "num_layers": [3],
+            "act": [None, ELU()],
+            "dropout": [0.5],
+        },
+        ("in_channels", "out_channels"),
+        [nothing, weights],
+        REFUSED,
+        together=[
+            {"num_stacks": 2, "num_layers": 3, "shared_weights": True, "dropout": 0.5},
+            {"num_stacks": 2, "num_layers": 3, "bias": False, "flow": UPSTREAM},
+        ],
+    ),
+    "ClusterGCNConv": Row(
+        of("ClusterGCNConv", "wide"),
+        REDUCED
+        | flags("bias")
+        | {"in_channels": [FEAT, -1], "diag_lambda": [0.0, 0.7], "add_self_loops": [True]},
+        ("in_channels", "out_channels"),
+        [nothing],
+        REFUSED,
+        close=1e-6,  # PyG's divides by degrees in float32
+        together=[{"diag_lambda": 0.5, "flow": UPSTREAM, "bias": False}],
     ),
 }

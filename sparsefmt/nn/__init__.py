@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from .conv.propagation import LGConv as LGConv
     from .conv.propagation import MixHopConv as MixHopConv
     from .conv.propagation import SSGConv as SSGConv
+    from .conv.spectral import ARMAConv as ARMAConv
+    from .conv.spectral import ChebConv as ChebConv
+    from .conv.spectral import ClusterGCNConv as ClusterGCNConv
     from .conv.sums import GatedGraphConv as GatedGraphConv
     from .conv.sums import GraphConv as GraphConv
     from .conv.sums import LEConv as LEConv
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 _MODULES = {
     ".model.capturing": "capture",
     "conv.propagation": "APPNP GCN2Conv LGConv MixHopConv SSGConv",
+    "conv.spectral": "ARMAConv ChebConv ClusterGCNConv",
     "conv.sums": "GatedGraphConv GraphConv LEConv SimpleConv",
     "gat": "GATConv GATv2Conv",
     "gcn": "GCNConv MaxK",

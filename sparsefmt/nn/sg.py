@@ -31,7 +31,7 @@ class Norm(NamedTuple):
 class Stepping(Passing):
     """A layer of steps along the edges of one graph, which share their factors."""
 
-    _reductions_known = ("sum", "mean", "max", "min")
+    _reductions_known: ClassVar[tuple[str, ...]] = ("sum", "mean", "max", "min")
 
     def _norm(
         self,

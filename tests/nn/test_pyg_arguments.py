@@ -182,8 +182,8 @@ def test_the_table_has_every_argument_of_pygs_layer(name):
 def test_arguments_have_pygs_places_and_defaults(name, method):
     mine, theirs = (parameters(getattr(getattr(one, name), method)) for one in (nn, pyg))
     positional = [one for one in mine if one.kind is not inspect.Parameter.KEYWORD_ONLY]
-    assert [(one.name, one.default) for one in positional] == [
-        (one.name, one.default) for one in theirs
+    assert [(one.name, repr(one.default)) for one in positional] == [
+        (one.name, repr(one.default)) for one in theirs
     ]
 
 
@@ -241,6 +241,7 @@ def test_an_argument_has_pygs_effect(name, options, device, graph):
     else:
         ways = row.forward
     edges, x = graph().to(device), [numbers(N, FEAT, device=device)]
+    same = partial(assert_same, close=row.close)
     for way in ways:
         given = placed(way(edges), device)
         repeated = graph is with_repeated_loops and "edge_weight" in given
@@ -253,16 +254,16 @@ def test_an_argument_has_pygs_effect(name, options, device, graph):
             # Of several loops the last counts, but PyG's gradient is that of each.
             loop = edges[0] == edges[1]
             ours[2][loop] = expected[2][loop] = 0
-        assert_same(ours, expected)
+        same(ours, expected)
         states = mine.state_dict(), theirs.state_dict()
         assert list(states[0]) == list(states[1])
         theirs.load_state_dict(states[0])
         # Again, in evaluation, where the graph and parameters are known, and of a graph.
         again = theirs.eval()(x[0], edge_index=edges, **given)
-        assert_same([mine.eval()(x[0], edge_index=edges, **given)], [again])
+        same([mine.eval()(x[0], edge_index=edges, **given)], [again])
         if not getattr(mine, "cached", False):
             graph_of_ours = Graph.from_edge_index(edges, num_nodes=N)
-            assert_same([mine(x[0], edge_index=graph_of_ours, **given)], [again])
+            same([mine(x[0], edge_index=graph_of_ours, **given)], [again])
         for layer in (mine, theirs):
             seed(8, device)
             layer.reset_parameters()
@@ -276,6 +277,15 @@ def test_layers_are_decomposed_without_effect(name):
     made = [both(partial(row.make, decomposed_layers=count))[0] for count in (1, 3)]
     made[0].decomposed_layers = 2
     assert_same(*(outcome(one, x, edges, given) for one in made))
+
+
+def test_cluster_gcn_takes_the_loops_of_a_graph():
+    """PyG's needs one loop of each vertex then, and divides by degrees in float32."""
+    own = torch.arange(N).expand(2, N)
+    edges, options = torch.cat([directed(), own], 1), {"add_self_loops": False, "diag_lambda": 0.5}
+    make = partial(ROWS["ClusterGCNConv"].make, **options)
+    results = [outcome(one, [numbers(N, FEAT)], edges) for one in both(make)]
+    assert_same(*results, 1e-6)
 
 
 def test_tag_makes_all_its_weights_at_the_first_features():
@@ -347,7 +357,8 @@ def test_features_of_one_graph_have_pygs_effect(name, options):
     x = numbers(3, N, FEAT)
     for way in row.forward:
         mine, theirs = both(partial(row.make, **options))
-        assert_same(*(outcome(one, [x], edges, way(edges)) for one in (mine, theirs)))
+        results = [outcome(one, [x], edges, way(edges)) for one in (mine, theirs)]
+        assert_same(*results, row.close)
 
 
 @pytest.mark.parametrize("name", ROWS)
