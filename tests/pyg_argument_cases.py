@@ -28,6 +28,8 @@ class Row:
     #: Whether it takes features of two ends, and of one graph (batch, n, feat).
     pairs: bool = False
     static: bool = True
+    #: Whether ``edge_dim`` is another way to call it, with features of edges.
+    of_edges: bool = False
     #: How near results are to PyG's in float64.
     close: float = 1e-10
     #: Options that are given together, beside those of ``same`` in turn.

@@ -16,7 +16,7 @@ from pyg_argument_cases import (
     weights,
 )
 from pyg_cases import numbers
-from torch.nn import ELU
+from torch.nn import ELU, Linear, ReLU, Sequential, Tanh
 
 #: Of the layers that take all four reductions, in products with a weight for each edge.
 REDUCED = PASSED | {"aggr": REDUCTIONS}
@@ -44,6 +44,10 @@ def of(kind, *positional):
         return getattr(library, kind)(*widths, *rest, **options)
 
     return make
+
+
+def of_fa(library, **options):
+    return library.FAConv(options.pop("channels", FEAT), **options)
 
 
 PRODUCTS: dict[str, Row] = {
@@ -199,5 +203,52 @@ PRODUCTS: dict[str, Row] = {
         REFUSED,
         close=1e-6,  # PyG's divides by degrees in float32
         together=[{"diag_lambda": 0.5, "flow": UPSTREAM, "bias": False}],
+    ),
+    "FAConv": Row(
+        of_fa,
+        REDUCED
+        | flags("cached", "add_self_loops")
+        | {"normalize": [True], "channels": [-1], "eps": [0.0, 0.4], "dropout": [0.5]}
+        | {"decomposed_layers": [1]},  # PyG's own breaks with more
+        (),
+        [
+            lambda edges: first(edges) | {"edge_weight": None},
+            lambda edges: first(edges) | {"return_attention_weights": True},
+        ],
+        REFUSED,
+        static=False,
+        together=[
+            {"add_self_loops": False, "flow": UPSTREAM},
+            {"add_self_loops": True, "flow": UPSTREAM, "dropout": 0.3},
+        ],
+    ),
+    "ResGatedGraphConv": Row(
+        of("ResGatedGraphConv", "wide"),
+        PASSED_OF_PAIRS
+        | flags("root_weight", "bias")
+        | {
+            "in_channels": [-1, (FEAT, FEAT), (-1, -1)],
+            "act": [Tanh()],
+            "edge_dim": [None, FEAT],
+            "aggr": REDUCTIONS,
+        },
+        ("in_channels", "out_channels"),
+        [nothing],
+        REFUSED,
+        of_edges=True,
+        together=[
+            {"edge_dim": FEAT, "aggr": "max", "flow": UPSTREAM},
+            {"act": Tanh(), "root_weight": False, "aggr": "mean", "flow": UPSTREAM},
+        ],
+    ),
+    "EdgeConv": Row(
+        lambda library, **options: library.EdgeConv(
+            Sequential(Linear(2 * FEAT, 5), ReLU(), Linear(5, OUT)), **options
+        ),
+        PASSED_OF_PAIRS | {"aggr": REDUCTIONS},
+        ("nn",),
+        [nothing],
+        REFUSED,
+        together=[{"aggr": "mean", "flow": UPSTREAM}],
     ),
 }

@@ -10,6 +10,9 @@ from .._lazy import facade
 
 if TYPE_CHECKING:
     from ..model.capturing import capture as capture
+    from .conv.edgewise import EdgeConv as EdgeConv
+    from .conv.edgewise import FAConv as FAConv
+    from .conv.edgewise import ResGatedGraphConv as ResGatedGraphConv
     from .conv.propagation import APPNP as APPNP
     from .conv.propagation import GCN2Conv as GCN2Conv
     from .conv.propagation import LGConv as LGConv
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 #: Module -> the public names that it defines; resolved on first use (PEP 562), which imports torch.
 _MODULES = {
     ".model.capturing": "capture",
+    "conv.edgewise": "EdgeConv FAConv ResGatedGraphConv",
     "conv.propagation": "APPNP GCN2Conv LGConv MixHopConv SSGConv",
     "conv.spectral": "ARMAConv ChebConv ClusterGCNConv",
     "conv.sums": "GatedGraphConv GraphConv LEConv SimpleConv",

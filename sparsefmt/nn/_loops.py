@@ -169,6 +169,18 @@ def rows_and_columns(tensors: GraphTensors) -> tuple[Tensor, Tensor]:
     return row.long(), col.long()
 
 
+def entries_as_columns(tensors: GraphTensors) -> GraphLike:
+    """Return the graph whose columns are the entries, each in its row, kept."""
+
+    def make() -> Tensor:
+        rows = rows_and_columns(tensors)[0]
+        return torch.stack([torch.arange(len(rows), device=rows.device), rows])
+
+    edges, size = tensors.cached("entries as columns", make), (tensors.nnz, tensors.n_rows)
+    graph: GraphLike = as_graph(edges, None, size=size)
+    return graph
+
+
 def with_loops(tensors: GraphTensors) -> tuple[Tensor, Tensor]:
     """Return an ``edge_index`` with one loop of each vertex that is row and column, kept.
 

@@ -37,12 +37,7 @@ class OfNetwork(Passing):
 
     def _add_network(self, nn: Any, eps: float, train_eps: bool) -> None:
         """Keep the network, and build ``eps``."""
-        if isinstance(nn, type):
-            raise DtypeError(
-                f"nn is the class {nn.__name__}: give a module, {nn.__name__}(...) for instance."
-            )
-        if not callable(nn):
-            raise DtypeError(f"nn is {nn!r}: give a module, torch.nn.Linear(n, m) for instance.")
+        check_network(nn)
         check_number("eps", eps)
         check_flags(train_eps=train_eps)
         self.nn, self.initial_eps = nn, float(eps)
@@ -61,7 +56,7 @@ class OfNetwork(Passing):
 
     def reset_parameters(self) -> None:
         """Reset ``nn``, or its parts that can be, and set ``eps`` to what was given."""
-        _reset(self.nn)
+        reset_network(self.nn)
         with torch.no_grad():
             self.eps.fill_(self.initial_eps)
 
@@ -359,10 +354,20 @@ def check_fit(nn: Module, x: Tensor) -> None:
         check_like("x", x, args[0])
 
 
-def _reset(module: Module) -> None:
+def check_network(nn: Any) -> None:
+    """Check for a module or another function, not a class."""
+    if isinstance(nn, type):
+        raise DtypeError(
+            f"nn is the class {nn.__name__}: give a module, {nn.__name__}(...) for instance."
+        )
+    if not callable(nn):
+        raise DtypeError(f"nn is {nn!r}: give a module, torch.nn.Linear(n, m) for instance.")
+
+
+def reset_network(module: Module) -> None:
     """Reset the module itself if it can, else its children, as PyG does."""
     if hasattr(module, "reset_parameters"):
         module.reset_parameters()  # type: ignore[operator]
         return
     for child in module.children():
-        _reset(child)
+        reset_network(child)

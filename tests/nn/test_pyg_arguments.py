@@ -57,10 +57,6 @@ def of(kind):
     )
 
 
-def of_gine(library, **options):
-    return library.GINEConv(network(), **options)
-
-
 ROWS = (
     {
         "GCNConv": Row(
@@ -115,7 +111,7 @@ ROWS = (
             together=[{"train_eps": True, "aggr": "max", "flow": UPSTREAM}],
         ),
         "GINEConv": Row(
-            of_gine,
+            lambda library, **options: library.GINEConv(network(), **options),
             PASSED_OF_PAIRS
             | flags("train_eps")
             | {"eps": [0.0, 0.3], "edge_dim": [None, FEAT, -1], "aggr": ["add", "sum", "mean"]},
@@ -174,6 +170,7 @@ def test_the_table_has_every_argument_of_pygs_layer(name):
     given = {"x", "edge_index", *({"size"} if row.pairs else ())}
     edges = torch.zeros(2, 1, dtype=torch.long)
     given |= {key for way in row.forward for key in way(edges)}
+    given |= {"edge_attr"} if row.of_edges else set()
     assert {one.name for one in parameters(theirs.forward)} == given
 
 
@@ -235,7 +232,7 @@ PLACES += [pytest.param(*one, "cuda", marks=pytest.mark.gpu) for one in ON_GPU]
 @pytest.mark.parametrize(("name", "options", "device"), PLACES, ids=name_of)
 def test_an_argument_has_pygs_effect(name, options, device, graph):
     row = ROWS[name]
-    if row.make is of_gine and options.get("edge_dim") is not None:
+    if row.of_edges and options.get("edge_dim") is not None:
         ways = [lambda edges: edge_features(edges, EDGE_DIM)]
         options = options | {"edge_dim": EDGE_DIM if options["edge_dim"] > 0 else -1}
     else:
@@ -244,7 +241,7 @@ def test_an_argument_has_pygs_effect(name, options, device, graph):
     same = partial(assert_same, close=row.close)
     for way in ways:
         given = placed(way(edges), device)
-        repeated = graph is with_repeated_loops and "edge_weight" in given
+        repeated = graph is with_repeated_loops and given.get("edge_weight") is not None
         if repeated and device == "cuda":
             continue  # of several loops PyG takes any there
         mine, theirs = both(partial(row.make, **options), device)
@@ -277,6 +274,17 @@ def test_layers_are_decomposed_without_effect(name):
     made = [both(partial(row.make, decomposed_layers=count))[0] for count in (1, 3)]
     made[0].decomposed_layers = 2
     assert_same(*(outcome(one, x, edges, given) for one in made))
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_fa_takes_weights_of_edges_where_it_does_not_normalise(graph):
+    edges, x = graph(), [numbers(N, FEAT)]
+    given = weights(edges) | {"x_0": numbers(N, FEAT, seed=8)}
+    made = both(partial(ROWS["FAConv"].make, normalize=False, dropout=0.4))
+    assert_same(*(outcome(one, x, edges, given) for one in made))
+    for normalize, more in ((True, given), (False, {"x_0": given["x_0"]})):
+        with pytest.raises(ShapeError, match=f"and normalize is {normalize}: the layer computes"):
+            ROWS["FAConv"].make(nn, normalize=normalize).double()(*x, edge_index=edges, **more)
 
 
 def test_cluster_gcn_takes_the_loops_of_a_graph():
@@ -314,7 +322,7 @@ def options_of_pairs(name, sizes, device):
     if device == "cpu" and sizes == (9, 5):
         alone = {"in_channels", "share_weights"}
         given += [one if alone & {*one} or pair not in given else one | pair for one in singles]
-    of_edges = [one for one in given if "GIN" not in name or "edge_dim" not in one]
+    of_edges = [one for one in given if not row.of_edges or "edge_dim" not in one]
     of_edges = [one for one in of_edges if one.get("combine_root") != "self_loop"]
     return [one for one in of_edges if "flow" not in one and "decomposed_layers" not in one]
 
@@ -352,7 +360,7 @@ STATIC = [one for one in [*((name, {}) for name in ROWS), *TOGETHER] if ROWS[one
 @pytest.mark.parametrize(("name", "options"), STATIC, ids=name_of)
 def test_features_of_one_graph_have_pygs_effect(name, options):
     row, edges = ROWS[name], looped()
-    if row.make is of_gine and "edge_dim" in options:
+    if row.of_edges and "edge_dim" in options:
         pytest.skip("PyG's layer takes none")
     x = numbers(3, N, FEAT)
     for way in row.forward:

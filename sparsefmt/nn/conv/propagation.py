@@ -13,7 +13,8 @@ from torch.nn.functional import dropout as dropped
 from ...autograd import spmm
 from ...autograd.tensors.order import own_values
 from ...autograd.tensors.prepare import GraphLike
-from ...errors import DtypeError, ShapeError
+from ...autograd.tensors.shared import Shared
+from ...errors import DtypeError, ShapeError, UnsupportedError
 from .._inputs import check_counts, check_flags, check_in_channels, check_number, check_share
 from .._loops import explicit, over_vertices
 from .._maps import called, draw_glorot, draw_map, linear_map, mapped, set_to_zero
@@ -118,13 +119,19 @@ class APPNP(Normalised):
 
 def entries_of(norm: Norm) -> tuple[GraphLike, Tensor]:
     """Return a graph with the loops that a layer adds, and the values of its entries."""
-    tensors, weight = norm.tensors, norm.edge_weight
-    if norm.fill is not None:
-        return explicit(tensors, weight, norm.dtype, norm.fill, norm.to_all)
+    graph, tensors, weight, dtype, fill, to_all = norm
+    if isinstance(graph, Shared):
+        raise UnsupportedError(
+            "processes share the graph, and the layer needs a value for each of its entries: give "
+            "the whole graph, or another layer."
+        )
+    if fill is not None:
+        looped, values = explicit(tensors, weight, dtype, fill, to_all)
+        return looped if fill else graph, values
     weight = own_values(tensors) if weight is None else weight
     if weight is None:
-        weight = torch.ones(tensors.nnz, dtype=norm.dtype, device=tensors.device)
-    return norm.graph, weight
+        weight = torch.ones(tensors.nnz, dtype=dtype, device=tensors.device)
+    return graph, weight
 
 
 class SSGConv(HopConvolution):
