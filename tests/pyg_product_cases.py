@@ -50,6 +50,17 @@ def of_fa(library, **options):
     return library.FAConv(options.pop("channels", FEAT), **options)
 
 
+def of_pna(library, **options):
+    """With a histogram of degrees, and all reductions and scalers by default."""
+    options = {
+        "aggregators": ["sum", "mean", "min", "max", "var", "std"],
+        "scalers": ["identity", "amplification", "attenuation", "linear", "inverse_linear"],
+        "deg": torch.tensor([2, 3, 1, 4]),
+        **options,
+    }
+    return library.PNAConv(FEAT, OUT, **options)
+
+
 PRODUCTS: dict[str, Row] = {
     "APPNP": Row(
         of("APPNP", 3, 0.2),
@@ -250,5 +261,36 @@ PRODUCTS: dict[str, Row] = {
         [nothing],
         REFUSED,
         together=[{"aggr": "mean", "flow": UPSTREAM}],
+    ),
+    "PNAConv": Row(
+        of_pna,
+        {name: value for name, value in PASSED.items() if name != "node_dim"}
+        | flags("divide_input", "train_norm")
+        | {
+            "decomposed_layers": [1],  # PyG's own breaks with more
+            "aggregators": [["sum"], ["mean", "min", "var"]],
+            "scalers": [["identity"], ["attenuation", "inverse_linear"]],
+            "edge_dim": [None, FEAT],
+            "towers": [2],
+            "pre_layers": [2],
+            "post_layers": [3],
+            "act": ["leaky_relu", Tanh()],
+            "act_kwargs": [{"inplace": False}],
+        },
+        ("in_channels", "out_channels", "deg", "aggr"),
+        [nothing],
+        {
+            "node_dim": [(1, "node_dim is 1: .* along axis 0")],
+            "aggr_kwargs": REFUSED["aggr_kwargs"],
+            "aggregators": [(["median"], "aggregators has 'median': give some of sum")],
+            "scalers": [(["root"], "scalers has 'root': give some of identity")],
+            "act": [("colour", "act is 'colour': give a module")],
+        },
+        static=False,
+        of_edges=True,
+        together=[
+            {"towers": 2, "divide_input": True, "edge_dim": FEAT, "flow": UPSTREAM},
+            {"pre_layers": 3, "act": "elu", "act_kwargs": {"alpha": 0.5}, "train_norm": True},
+        ],
     ),
 }

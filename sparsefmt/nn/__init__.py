@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .conv.edgewise import EdgeConv as EdgeConv
     from .conv.edgewise import FAConv as FAConv
     from .conv.edgewise import ResGatedGraphConv as ResGatedGraphConv
+    from .conv.pna import PNAConv as PNAConv
     from .conv.propagation import APPNP as APPNP
     from .conv.propagation import GCN2Conv as GCN2Conv
     from .conv.propagation import LGConv as LGConv
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 _MODULES = {
     ".model.capturing": "capture",
     "conv.edgewise": "EdgeConv FAConv ResGatedGraphConv",
+    "conv.pna": "PNAConv",
     "conv.propagation": "APPNP GCN2Conv LGConv MixHopConv SSGConv",
     "conv.spectral": "ARMAConv ChebConv ClusterGCNConv",
     "conv.sums": "GatedGraphConv GraphConv LEConv SimpleConv",

@@ -138,7 +138,9 @@ class FAConv(Normalised):
         refuse_static(x, self)
         norm = self._norm_of(x, edge_index, edge_weight)
         graph, weight = entries_of(norm)
-        if (edge_weight is not None) == self.normalize and not norm.tensors.weighted:
+        has_weight = edge_weight is not None
+        missing = not has_weight and norm.tensors.csr_values is None
+        if has_weight if self.normalize else missing:
             raise ShapeError(
                 f"edge_weight is {'given' if self.normalize else 'None'} and normalize is "
                 f"{self.normalize}: the layer computes its weights, or takes yours; change one."
