@@ -257,8 +257,8 @@ class ResGatedGraphConv(Passing):
         tensors, (reduction,) = ends.tensors, self._reductions
         if edge_attr is not None:  # maps read both
             source, target = (
-                torch.cat([at_entries(tensors, one, sources=of), as_autocast(edge_attr)], 1)
-                for one, of in ((source, True), (target, False))
+                torch.cat([at_entries(tensors, end, sources=of), as_autocast(edge_attr)], 1)
+                for end, of in ((source, True), (target, False))
             )
         names = ("x", "x") if ends.alike else ("x[1]", "x[0]")
         key = mapped(self.lin_key, target, names[0])

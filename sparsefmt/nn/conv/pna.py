@@ -117,7 +117,7 @@ class PNAConv(Passing):
 
     def reset_parameters(self) -> None:
         """Draw all maps as ``torch.nn.Linear`` does, and set the means of degrees."""
-        cast(Degrees, self.aggr_module).reset_parameters()
+        self.degrees.reset_parameters()
         if self.edge_dim is not None:
             draw_map(self.edge_encoder)
         for network in (*self.pre_nns, *self.post_nns):
@@ -185,8 +185,12 @@ class PNAConv(Passing):
                 made[word] = deviation.masked_fill(deviation <= sqrt(LEAST), 0)
         h = torch.cat([made[word] for word in self.aggregators], 1)
         degree = tensors.rows.indptr.diff().to(h.dtype)[:, None]
-        module = cast(Degrees, self.aggr_module)
-        return torch.cat([h * module(degree, word).to(h.dtype) for word in self.scalers], 1)
+        return torch.cat([h * self.degrees(degree, word).to(h.dtype) for word in self.scalers], 1)
+
+    @property
+    def degrees(self) -> "Degrees":
+        """Return the module of the scalers."""
+        return cast(Degrees, self.aggr_module)
 
 
 class Degrees(Module):
