@@ -20,16 +20,36 @@ def seed(number, device="cpu"):
         torch.cuda.manual_seed(number)
 
 
+#: Layers that take other arguments than two widths, beside the networks of GIN and EdgeConv.
+WITHOUT_WIDTHS = "AGNNConv APPNP LGConv SimpleConv FAConv GCN2Conv GatedGraphConv".split()
+MORE = {
+    "RGCNConv": {"num_relations": 2},
+    "FastRGCNConv": {"num_relations": 2},
+    "SGConv": {"K": 2},
+    "TAGConv": {"K": 2},
+    "APPNP": {"K": 2, "alpha": 0.2},
+    "SSGConv": {"K": 2, "alpha": 0.2},
+    "ChebConv": {"K": 3},
+    "ARMAConv": {"num_stacks": 2, "num_layers": 2},
+    "GCN2Conv": {"alpha": 0.2},
+    "PNAConv": {
+        "aggregators": ["mean", "std"],
+        "scalers": ["identity", "linear"],
+        "deg": torch.tensor([1, 2, 3]),
+    },
+}
+
+
 def make(library, kind, width, out, **options):
-    """Make a layer by the name of its class; GIN's network is a linear map."""
-    layer = getattr(library, kind)
-    if kind == "AGNNConv":
-        return layer(**options)
-    if "GIN" in kind:
-        return layer(torch.nn.Linear(width, out), **options)
-    more = {"RGCNConv": {"num_relations": 2}, "FastRGCNConv": {"num_relations": 2}}
-    more |= {"SGConv": {"K": 2}, "TAGConv": {"K": 2}}
-    return layer(width, out, **more.get(kind, {}) | options)
+    """Make a layer by the name of its class; networks are linear maps."""
+    layer, options = getattr(library, kind), MORE.get(kind, {}) | options
+    if kind in WITHOUT_WIDTHS:
+        widths = {"FAConv": [width], "GCN2Conv": [width], "GatedGraphConv": [max(width, out), 2]}
+        return layer(*widths.get(kind, []), **options)
+    if "GIN" in kind or kind == "EdgeConv":
+        wide = 2 * width if kind == "EdgeConv" else width
+        return layer(torch.nn.Linear(wide, out), **options)
+    return layer(width, out, **options)
 
 
 def both(make, device="cpu"):

@@ -128,6 +128,8 @@ def test_the_first_graph_serves_all_calls_of_a_cached_layer(name, weighted):
         *(("GCNConv", {"add_self_loops": False}), ("GCNConv", {"normalize": False})),
         *(("SGConv", {}), ("SGConv", {"cached": True}), ("SGConv", {"add_self_loops": False})),
         *(("TAGConv", {}), ("TAGConv", {"normalize": False})),
+        *(("SSGConv", {}), ("MixHopConv", {"powers": [2]})),
+        ("GraphConv", {}),
     ],
     ids=str,
 )
@@ -293,7 +295,13 @@ def test_a_flag_is_true_or_false(kind, flag, value):
 
 # PyG's other graphs in the place of ours: ``EdgeIndex`` and ``adj_t``, remembered like others
 
-LAYERS = ("GCNConv", "SAGEConv", "GATConv", "GATv2Conv", "AGNNConv", "GINConv", "SGConv", "TAGConv")
+LAYERS = ["GCNConv", "SAGEConv", "GATConv", "GATv2Conv", "AGNNConv", "GINConv", "SGConv", "TAGConv"]
+#: Of which PyG's ``gcn_norm`` adds a loop to each vertex of a torch's sparse tensor.
+LOOPED = ["GCNConv", "SGConv", "APPNP", "SSGConv", "GCN2Conv", "MixHopConv", "FAConv"]
+LAYERS += [*LOOPED[2:], "LGConv", "ChebConv", "ARMAConv", "ClusterGCNConv", "GraphConv", "LEConv"]
+LAYERS += ["SimpleConv", "GatedGraphConv", "ResGatedGraphConv", "EdgeConv", "PNAConv"]
+#: Layers that read the features of the first one.
+FIRST = ("FAConv", "GCN2Conv")
 
 
 def sorted_by(order, device="cpu", *, cached=False, sizes=(N, N)):
@@ -330,11 +338,12 @@ def test_every_layer_takes_every_graph_of_pygs(device, kind, name):
     """To torch's sparse tensors GCN and SG add a loop beside those that they hold, as PyG does."""
     x, given = [numbers(N, FEAT, seed=1, device=device)], distinct(device)
     layer, other = (layer_of(name, device) for _ in range(2))
-    if name in ("GCNConv", "SGConv") and kind in LAYOUTS:
+    more = {"x_0": numbers(N, FEAT, seed=8, device=device)} if name in FIRST else {}
+    if name in LOOPED and kind in LAYOUTS:
         other.add_self_loops = False
         given = torch.cat([given, torch.arange(N, device=device).expand(2, N)], 1)
-    expected = outcome(other, x, Graph.from_edge_index(given, num_nodes=N))
-    assert_same(outcome(layer, x, GRAPHS[kind](device)), expected)
+    expected = outcome(other, x, Graph.from_edge_index(given, num_nodes=N), more)
+    assert_same(outcome(layer, x, GRAPHS[kind](device), more), expected)
 
 
 @pytest.mark.parametrize("kind", GRAPHS)

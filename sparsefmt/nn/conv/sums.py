@@ -33,6 +33,10 @@ class Reducing(Passing):
 
     _reductions_known: ClassVar[tuple[str, ...]] = ("sum", "mean", "max", "min")
 
+    def _valued(self, graph: GraphLike, edge_index: object) -> GraphLike:
+        """Return the graph of ``edge_index`` with all its values, which PyG reads as weights."""
+        return graph
+
     def _reduced(self, ends: Ends, x: Tensor, edge_weight: Tensor | None) -> Tensor:
         """Reduce features of sources, in each of the ways of the layer, side by side."""
         if edge_weight is not None:
