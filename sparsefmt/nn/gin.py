@@ -340,16 +340,19 @@ def _width_of(nn: Any) -> int:
     return int(width)
 
 
-def check_fit(nn: Module, x: Tensor) -> None:
-    """Check that ``nn`` can take features like ``x``, where a linear map comes first."""
+def check_fit(nn: Module, x: Tensor, times: int = 1) -> None:
+    """Check that ``nn`` can take features like ``x``, where a linear map comes first.
+
+    It takes ``times`` of them side by side.
+    """
     while calls_forward_alone(nn, Sequential) and len(nn):  # type: ignore[arg-type]
         nn = nn[0]  # type: ignore[index]
     args = read_map(nn)
     if args is not None:
         width = args[0].shape[1]
-        if x.shape[-1] != width:
+        if x.shape[-1] * times != width:
             raise ShapeError(
-                f"x has {x.shape[-1]} features but nn takes {width}: give (n, {width})."
+                f"x has {x.shape[-1]} features but nn takes {width}: give (n, {width // times})."
             )
         check_like("x", x, args[0])
 

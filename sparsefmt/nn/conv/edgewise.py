@@ -30,7 +30,7 @@ from .._inputs import (
 from .._loops import entries_as_columns, over_vertices
 from .._maps import called, draw_map, linear_map, mapped, set_to_zero
 from .._passing import Direction, Passing, PassingOptions, plus
-from ..gin import check_network, reset_network
+from ..gin import check_fit, check_network, reset_network
 from .propagation import Normalised, entries_of
 from .sums import needed
 
@@ -344,6 +344,7 @@ class EdgeConv(Passing):
                 "difference is read, give them one width."
             )
         check_like("x[1]", target, source)
+        check_fit(self.nn, source, 2)
         x_i = at_entries(tensors, target, sources=False)
         x_j = at_entries(tensors, source, sources=True)
         messages = called(self.nn, torch.cat([x_i, x_j - x_i], -1))

@@ -1,12 +1,13 @@
 """Principal neighbourhood aggregation: several reductions, each scaled by degrees."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import sqrt
 from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor
 from torch.nn import Linear, Module, ModuleList, Parameter, Sequential
+from torch.nn.functional import pad
 from torch.nn.modules import activation
 
 from ...autograd.tensors.prepare import GraphLike
@@ -17,6 +18,7 @@ from .._maps import called, draw_map, linear_map, mapped
 from .._passing import Direction, Passing
 from ..gin import reset_network
 from .edgewise import at_entries, check_features, reduced
+from .propagation import check_fits
 
 #: Reductions and scalers by PyG's names.
 AGGREGATORS = ("sum", "add", "mean", "min", "max", "var", "std")
@@ -115,6 +117,16 @@ class PNAConv(Passing):
         self.lin = linear_map(out_channels, out_channels)
         self.reset_parameters()
 
+    @staticmethod
+    def get_degree_histogram(loader: Iterable[Any]) -> Tensor:
+        """Count the vertices that have each number of entries, in all batches of a loader."""
+        total = torch.zeros(1, dtype=torch.long)
+        for data in loader:
+            degrees = data.edge_index[1].cpu().bincount(minlength=data.num_nodes)
+            counts = degrees.bincount(minlength=len(total))
+            total = pad(total, (0, len(counts) - len(total))) + counts
+        return total
+
     def reset_parameters(self) -> None:
         """Draw all maps as ``torch.nn.Linear`` does, and set the means of degrees."""
         self.degrees.reset_parameters()
@@ -146,11 +158,7 @@ class PNAConv(Passing):
         refuse_static(x, self)
         ends = self._between(x, edge_index).gathered()
         check_features(edge_attr, ends, self.edge_dim)
-        if x.shape[1] != self.in_channels:
-            raise ShapeError(
-                f"x has {x.shape[1]} features but the layer takes {self.in_channels}: give "
-                f"(n, {self.in_channels})."
-            )
+        check_fits("x", x, self.in_channels, self.lin.weight)
         tensors = ends.tensors
         ends_of_entries = (
             at_entries(tensors, x, sources=False),

@@ -15,7 +15,15 @@ from ...autograd.tensors.order import own_values
 from ...autograd.tensors.prepare import GraphLike
 from ...autograd.tensors.shared import Shared
 from ...errors import DtypeError, ShapeError, UnsupportedError
-from .._inputs import check_counts, check_flags, check_in_channels, check_number, check_share
+from .._inputs import (
+    as_autocast,
+    check_counts,
+    check_flags,
+    check_in_channels,
+    check_like,
+    check_number,
+    check_share,
+)
 from .._loops import explicit, over_vertices
 from .._maps import called, draw_glorot, draw_map, linear_map, mapped, set_to_zero
 from .._passing import PassingOptions, plus
@@ -97,9 +105,10 @@ class APPNP(Normalised):
         ``x`` may not be sparse.
         """
         norm = self._norm_of(x, edge_index, edge_weight)
-        step, first = self._step(norm), x
+        step, first = self._step(norm), as_autocast(x)
         if self.training and self.dropout:
             step = self._dropping(norm)
+        x = first
         for _ in range(self.K):
             x = (1 - self.alpha) * step(x) + self.alpha * first
         return x
@@ -186,8 +195,9 @@ class SSGConv(HopConvolution):
         """Add up the features of all steps, or read the cached sum, and map it by ``lin``."""
         if self._cached_h is not None:
             return called(self.lin, self._cached_h.detach(), "x")
+        steps = self._steps(x, edge_index, edge_weight, float(self.add_self_loops))
         h = self.alpha * x
-        for step in self._steps(x, edge_index, edge_weight, float(self.add_self_loops)):
+        for step in steps:
             x = step(x)
             h = h + (1 - self.alpha) / self.K * x
         if self.cached:
@@ -307,10 +317,10 @@ class GCN2Conv(Normalised):
         ShapeError, DtypeError, DeviceError, UnsupportedError
             As ``GCNConv``.
         """
-        check_fits("x", x, self.weight1)
-        check_fits("x_0", x_0, self.weight1)
-        h = (1 - self.alpha) * self._step(self._norm_of(x, edge_index, edge_weight))(x)
-        first = self.alpha * x_0
+        step = self._step(self._norm_of(x, edge_index, edge_weight))
+        for name, features in (("x", x), ("x_0", x_0)):
+            check_fits(name, features, self.channels, self.weight1)
+        h, first = (1 - self.alpha) * step(as_autocast(x)), self.alpha * as_autocast(x_0)
         if self.weight2 is None:
             h = h + first
             return (1 - self.beta) * h + self.beta * (h @ self.weight1)
@@ -318,13 +328,13 @@ class GCN2Conv(Normalised):
         return y + self.beta * (h @ self.weight1 + first @ self.weight2)
 
 
-def check_fits(name: str, x: object, weight: Tensor) -> None:
-    """Check features for a weight of their width, if they are a tensor at all."""
-    if isinstance(x, Tensor) and x.shape[-1:] != weight.shape[-2:-1]:
+def check_fits(name: str, x: Tensor, width: int, weight: Tensor) -> None:
+    """Check features for a weight that takes that many of them."""
+    if x.shape[-1] != width:
         raise ShapeError(
-            f"{name} has {x.shape[-1]} features but the layer takes {weight.shape[-2]}: give "
-            f"(n, {weight.shape[-2]})."
+            f"{name} has {x.shape[-1]} features but the layer takes {width}: give (n, {width})."
         )
+    check_like(name, x, weight)
 
 
 class MixHopConv(Stepping):

@@ -246,14 +246,14 @@ class ARMAConv(Stepping):
         self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None = None
     ) -> Tensor:
         """Map (n, in_channels) to (n, out_channels); arguments and errors are ``APPNP``'s."""
-        check_fits("x", x, self.init_weight)
         step = self._step(self._norm(x, edge_index, edge_weight, 0.0))
+        check_fits("x", x, self.in_channels, self.init_weight)
         h = x = x.unsqueeze(-3)
         for t in range(self.num_layers):
             of_layer = 0 if self.shared_weights else t
             h = step(h @ (self.weight[max(of_layer - 1, 0)] if t else self.init_weight))
             h = h + dropped(x, self.dropout, self.training) @ self.root_weight[of_layer]
-            h = h if self.bias is None else h + self.bias[of_layer]
+            h = plus(h, None if self.bias is None else self.bias[of_layer])
             h = h if self.act is None else self.act(h)
         return h.mean(-3)
 

@@ -16,6 +16,7 @@ from ...errors import DtypeError, ShapeError, UnsupportedError
 from ...model.maps import maps_first
 from .._inputs import (
     Ends,
+    as_autocast,
     check_counts,
     check_edge_weight,
     check_flags,
@@ -174,7 +175,8 @@ class SimpleConv(Reducing):
         y = self._reduced(ends, ends.source, edge_weight)
         if ends.target is None or self.combine_root in (None, "self_loop"):
             return y
-        return y + ends.target if self.combine_root == "sum" else torch.cat([ends.target, y], -1)
+        own = as_autocast(ends.target)
+        return y + own if self.combine_root == "sum" else torch.cat([own, y], -1)
 
     def _looped(self, ends: Ends, weight: Tensor | None) -> tuple[Ends, Tensor | None]:
         """Add one loop more to each vertex, behind the entries that there are."""
@@ -335,7 +337,7 @@ class GatedGraphConv(Reducing):
                 f"give (n, {self.out_channels})."
             )
         check_like("x", h, self.weight)
-        h = pad(h, (0, self.out_channels - h.shape[1]))
+        h = pad(as_autocast(h), (0, self.out_channels - h.shape[1]))
         for weight in self.weight:
-            h = self.rnn(self._reduced(ends, h @ weight, edge_weight), h)
+            h = as_autocast(self.rnn(self._reduced(ends, h @ weight, edge_weight), h))
         return h
