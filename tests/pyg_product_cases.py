@@ -206,12 +206,13 @@ PRODUCTS: dict[str, Row] = {
     ),
     "ClusterGCNConv": Row(
         of("ClusterGCNConv", "wide"),
-        REDUCED
+        PASSED
         | flags("bias")
+        | {"aggr": ["add", "sum"]}
         | {"in_channels": [FEAT, -1], "diag_lambda": [0.0, 0.7], "add_self_loops": [True]},
         ("in_channels", "out_channels"),
         [nothing],
-        REFUSED,
+        REFUSED | {"aggr": [*REFUSED["aggr"], ("max", "ClusterGCNConv has no kernel")]},
         close=1e-6,  # PyG's divides by degrees in float32
         together=[{"diag_lambda": 0.5, "flow": UPSTREAM, "bias": False}],
     ),

@@ -103,6 +103,9 @@ COMPILED = OPTIONS | {
     "tag": lambda: WEIGHTED["tag"](normalize=False),
     "gatv2": lambda: ours.GATv2Conv(FEAT, 4, heads=2, concat=False, dropout=0.5),
     **{name: make for name, make in ATTENTION.items() if name == "gat" or "agnn" in name},
+    # The others make graphs of their own, which breaks a trace.
+    **{name: make for name, make in (SUMS | MESSAGES).items() if name not in ("edge", "fa", "pna")},
+    "edge": lambda: ours.EdgeConv(Linear(2 * FEAT, OUT), aggr="mean"),
 }
 #: Of layers with MaxK and with samples a diagonal is traced at each commit.
 RARE = {"gcn of samples", "sage with k", "gin of samples"}

@@ -12,12 +12,19 @@ from torch.nn.functional import dropout as dropped
 
 from ...autograd import sddmm, spmm
 from ...autograd.matmul import multiply
+from ...autograd.own_parts import with_own
 from ...autograd.tensors.order import in_csr_order
-from ...autograd.tensors.prepare import GraphLike, tensors_of
+from ...autograd.tensors.prepare import GraphLike
 from ...errors import UnsupportedError
-from .._attention import entries_with_loops
-from .._inputs import check_counts, check_flags, check_in_channels, check_number, check_share
-from .._loops import over_vertices, rows_and_columns
+from .._inputs import (
+    as_autocast,
+    check_counts,
+    check_flags,
+    check_in_channels,
+    check_number,
+    check_share,
+)
+from .._loops import loops, over_vertices, rows_and_columns
 from .._maps import (
     GLOROT,
     called,
@@ -28,7 +35,7 @@ from .._maps import (
     mapped,
     set_to_zero,
 )
-from .._passing import FORWARD, SUM, PassingOptions, plus
+from .._passing import FORWARD, SUM, Passing, PassingOptions, plus
 from ..sg import Norm, Stepping
 from .propagation import check_fits, entries_of
 
@@ -258,7 +265,7 @@ class ARMAConv(Stepping):
         return h.mean(-3)
 
 
-class ClusterGCNConv(Stepping):
+class ClusterGCNConv(Passing):
     """Cluster-GCN: ``y = (P + diag_lambda diag(P)) x W_out + b + x W_root``.
 
     ``P = D^-1 (A + I)``, where the loops of ``A`` do not count, and ``D`` has the entries of each
@@ -268,7 +275,8 @@ class ClusterGCNConv(Stepping):
     ----------
     in_channels, out_channels, diag_lambda, add_self_loops, bias
         As in PyG.
-    aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
+    aggr : "add" or "sum"
+    flow, node_dim, decomposed_layers, aggr_kwargs : optional
         As for ``GCNConv``.
 
     Raises
@@ -278,7 +286,8 @@ class ClusterGCNConv(Stepping):
 
     Notes
     -----
-    Cluster-GCN (KDD'19, arXiv 1905.07953), equation 11.
+    Values of ``P`` are kept with the graph, in the dtype of ``x``; PyG's are float32.  Cluster-GCN
+    (KDD'19, arXiv 1905.07953), equation 11.
     """
 
     __module__ = "sparsefmt.nn"
@@ -315,19 +324,21 @@ class ClusterGCNConv(Stepping):
         Only the structure of a graph is read; else arguments and errors are those of ``APPNP``.
         """
         ends = self._between(x, edge_index).gathered()
-        graph = entries_with_loops(ends, None, None)[0] if self.add_self_loops else ends.graph
-        tensors = tensors_of(graph)
+        tensors, h = ends.tensors, as_autocast(ends.source)
 
         def make() -> Tensor:
-            row, col = rows_and_columns(tensors)
-            indptr = (tensors.rows if self.flow == FORWARD else tensors.columns).indptr
-            share = indptr.diff().to(x.dtype).clamp(min=1).reciprocal()
-            values = share[row if self.flow == FORWARD else col]
-            return torch.where(row == col, (1 + self.diag_lambda) * values, values)
+            (row, col), (loop, count) = rows_and_columns(tensors), loops(tensors)
+            side, end = (tensors.rows, row) if self.flow == FORWARD else (tensors.columns, col)
+            degree = side.indptr.diff() + (1 - count if self.add_self_loops else 0)
+            share = degree.double().clamp(min=1).reciprocal()
+            values, own = share[end], (1 + self.diag_lambda - count) * share
+            if not self.add_self_loops:
+                values, own = values * (1 + self.diag_lambda * loop), torch.zeros_like(own)
+            return torch.cat([in_csr_order(tensors, values), own]).to(h.dtype)
 
-        key = "shares of entries", self.diag_lambda, self.flow, x.dtype
-        product = partial(
-            spmm, graph, edge_weight=tensors.cached(key, make), reduce=self._reductions[0]
-        )
-        y = mapped(self.lin_out, over_vertices(product, ends.source), "x")
+        key = "shares of entries", self.diag_lambda, self.add_self_loops, self.flow, h.dtype
+        values, own = tensors.cached(key, make).split_with_sizes([tensors.nnz, tensors.n_rows])
+        target = None if ends.shared is None else as_autocast(x)
+        product = partial(with_own, tensors, (values, None, None, own), own=target)
+        y = mapped(self.lin_out, over_vertices(product, h), "x")
         return y + mapped(self.lin_root, x, "x")
