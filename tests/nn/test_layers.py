@@ -107,8 +107,8 @@ COMPILED = OPTIONS | {
     **{name: make for name, make in (SUMS | MESSAGES).items() if name not in ("edge", "fa", "pna")},
     "edge": lambda: ours.EdgeConv(Linear(2 * FEAT, OUT), aggr="mean"),
 }
-#: Of layers with MaxK and with samples a diagonal is traced at each commit.
-RARE = {"gcn of samples", "sage with k", "gin of samples"}
+#: Of layers with MaxK and with samples, and of sums, a few are traced at each commit.
+RARE = {"gcn of samples", "sage with k", "gin of samples", *SUMS} - {"arma", "cheb"}
 TRACED = [pytest.param(name, marks=[pytest.mark.grid] * (name in RARE)) for name in COMPILED]
 
 

@@ -209,7 +209,12 @@ def empty():
     return torch.zeros(2, 0, dtype=torch.long)
 
 
-GRAPHS = [directed, looped, with_repeated_loops, empty]
+def hub():
+    """All vertices but one send to the first, which has a loop; the others have no entries."""
+    return torch.stack([torch.arange(N - 1), torch.zeros(N - 1, dtype=torch.long)])
+
+
+GRAPHS = [directed, looped, with_repeated_loops, empty, hub]
 
 
 def name_of(value):
