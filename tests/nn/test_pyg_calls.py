@@ -16,6 +16,7 @@ from op_cases import note_calls  # noqa: E402
 from pyg_cases import SparseTensor, assert_same, make, numbers, outcome  # noqa: E402
 from torch.nn import Linear  # noqa: E402
 from torch_geometric import EdgeIndex  # noqa: E402
+from torch_geometric.data import Data  # noqa: E402
 
 from sparsefmt import DtypeError, FormatError, Graph, ShapeError, UnsupportedError, nn  # noqa: E402
 from sparsefmt.autograd import as_graph, edge_softmax, spmm  # noqa: E402
@@ -291,6 +292,38 @@ def test_a_flag_is_true_or_false(kind, flag, value):
         return
     with pytest.raises(DtypeError, match=f"^{flag} is .*: give True or False.$"):
         make(nn, kind, FEAT, OUT, **{flag: value})
+
+
+def test_features_of_edges_and_of_other_widths_are_refused_by_their_names():
+    x, given, wide = numbers(N, FEAT), edges(), numbers(N, OUT)
+    attr = numbers(given.shape[1], 3)
+    gated, of_edges = (make(nn, "ResGatedGraphConv", FEAT, OUT, edge_dim=k) for k in (None, 3))
+    pair = make(nn, "EdgeConv", FEAT, OUT).double()
+    for call, error, text in (
+        (lambda: gated.double()(x, given, attr), ShapeError, "the layer has edge_dim=None and the"),
+        (lambda: of_edges.double()(x, given), ShapeError, "edge_attr has shape None but the layer"),
+        (lambda: of_edges(x, given, attr[1:]), ShapeError, "edge_attr has shape .*, 3. but"),
+        (lambda: of_edges(x, given, attr.tolist()), DtypeError, "edge_attr is a list: give"),
+        (lambda: pair((x, None), given), DtypeError, r"x\[1\] is None: a message is of both"),
+        (lambda: pair((x, wide), given), ShapeError, r"x\[1\] has 4 features but x\[0\] has 5"),
+        (
+            lambda: make(nn, "GatedGraphConv", 2, 2).double()(x, given),
+            ShapeError,
+            "takes 2 at most",
+        ),
+    ):
+        with pytest.raises(error, match=text):
+            call()
+    with pytest.raises(UnsupportedError, match="combine_root is 'self_loop' beside features of"):
+        nn.SimpleConv(combine_root="self_loop")((x, x.clone()), given)
+
+
+def test_a_histogram_counts_the_vertices_of_all_batches():
+    batches = [Data(edge_index=edges(seed), num_nodes=N) for seed in (1, 2, 3)]
+    counts = [batch.edge_index[1].bincount(minlength=N).bincount(minlength=N) for batch in batches]
+    found = nn.PNAConv.get_degree_histogram(batches)
+    assert torch.equal(found, sum(counts)[: len(found)])
+    assert torch.equal(found, pyg.PNAConv.get_degree_histogram(batches))
 
 
 # PyG's other graphs in the place of ours: ``EdgeIndex`` and ``adj_t``, remembered like others
