@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyg_cases import numbers
+from torch_geometric.nn import aggr
 
 N, FEAT, OUT, EDGE_DIM = 9, 4, 6, 3
 UPSTREAM = "target_to_source"
@@ -27,6 +28,10 @@ class Row:
     #: Whether it takes features of two ends, and of one graph (batch, n, feat).
     pairs: bool = False
     static: bool = True
+    #: Whether ``edge_dim`` is another way to call it, with features of edges.
+    of_edges: bool = False
+    #: How near results are to PyG's in float64.
+    close: float = 1e-10
     #: Options that are given together, beside those of ``same`` in turn.
     together: list[dict[str, Any]] = field(default_factory=list)
 
@@ -39,6 +44,16 @@ def nothing(edges):
     return {}
 
 
+def weights(edges):
+    return {"edge_weight": numbers(edges.shape[1], seed=3).abs() + 0.1}
+
+
+def flags(*names: str) -> dict[str, list[Any]]:
+    """Both values of options that are true or false."""
+    return {name: [False, True] for name in names}
+
+
+REDUCTIONS = ["add", "sum", "mean", "max", "min", aggr.MeanAggregation()]
 PASSED: dict[str, list[Any]] = {
     "aggr_kwargs": [None, {}],
     "flow": ["source_to_target", UPSTREAM],

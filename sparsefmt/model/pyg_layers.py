@@ -3,7 +3,7 @@
 from typing import Any
 
 from torch import Tensor
-from torch.nn import Module, ModuleList
+from torch.nn import Identity, Module, ModuleList
 
 #: The base of PyG's layers, and of ours, of which PyG's is one once it is loaded.
 _BASE = "torch_geometric.nn.conv.message_passing", "MessagePassing"
@@ -11,6 +11,8 @@ _OURS = "sparsefmt.nn._passing", "Passing"
 #: Modules that PyG's constructors put into layers.
 _LINEAR = "torch_geometric.nn.dense.linear", "Linear"
 _AGGREGATIONS = "torch_geometric.nn.aggr."
+#: Parts of layers that are the user's, or that our layers take as they are.
+TAKEN = ("act", "nn", "post_nns", "pre_nns", "rnn")
 #: Steps of a layer, any of which an instance may have of its own.
 _STEPS = (
     *("forward", "propagate", "message", "aggregate", "message_and_aggregate", "update"),
@@ -48,10 +50,10 @@ def against_pyg_layer(layer: Module) -> str:
     if kind.explain:
         return "its explanation is asked for"
     for name, module in layer.named_modules():
-        if not name or name.split(".")[0] == "nn":  # the user's network serves as it is
+        if not name or name.split(".")[0] in TAKEN:
             continue
         cls = type(module)
-        known = cls is ModuleList or (cls.__module__, cls.__qualname__) == _LINEAR
+        known = cls in (Identity, ModuleList) or (cls.__module__, cls.__qualname__) == _LINEAR
         if not known and not cls.__module__.startswith(_AGGREGATIONS):
             return f"its {name} is a {cls.__name__}, not what PyG puts there"
         if _is_hooked(module):

@@ -116,9 +116,9 @@ def in_form_of(
 ) -> Any:
     """Return edges and weights in the form that PyG's layers have for such an ``edge_index``.
 
-    ``graph`` is that of ``weights``, (nnz, heads), in its order, and ``shared`` that of which
-    processes share it; ``looped`` tells that its loops are others than those of ``edge_index``.
-    Sparse tensors get the weights as values.
+    ``graph`` is that of ``weights``, (nnz, heads) or (nnz,), in its order, and ``shared`` that of
+    which processes share it; ``looped`` tells that its loops are others than those of
+    ``edge_index``.  Sparse tensors get the weights as values.
     """
     sparse = isinstance(edge_index, Tensor) and edge_index.layout is not torch.strided
     if isinstance(edge_index, Tensor) and not sparse and not looped:
@@ -135,7 +135,7 @@ def in_form_of(
     if not sparse:
         matrix = edge_index.set_diag() if looped else edge_index
         return matrix.set_value(values, layout="coo")
-    size = tensors.n_rows, tensors.n_cols, weights.shape[1]
+    size = tensors.n_rows, tensors.n_cols, *weights.shape[1:]
     made = torch.sparse_coo_tensor(edges.flip(0)[:, order], values, size, is_coalesced=True)
     if edge_index.layout is not torch.sparse_coo:
         made = made.to_sparse(layout=edge_index.layout)

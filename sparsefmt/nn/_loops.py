@@ -19,7 +19,7 @@ from ..autograd.tensors.prepare import GraphLike
 from ..autograd.tensors.shared import Shared
 from ..autograd.tensors.tensors import GraphTensors
 from ..errors import UnsupportedError
-from ._inputs import check_edge_weight
+from ._inputs import by_vertex, check_edge_weight
 from ._passing import plus
 
 
@@ -169,6 +169,18 @@ def rows_and_columns(tensors: GraphTensors) -> tuple[Tensor, Tensor]:
     return row.long(), col.long()
 
 
+def entries_as_columns(tensors: GraphTensors) -> GraphLike:
+    """Return the graph whose columns are the entries, each in its row, kept."""
+
+    def make() -> Tensor:
+        rows = rows_and_columns(tensors)[0]
+        return torch.stack([torch.arange(len(rows), device=rows.device), rows])
+
+    edges, size = tensors.cached("entries as columns", make), (tensors.nnz, tensors.n_rows)
+    graph: GraphLike = as_graph(edges, None, size=size)
+    return graph
+
+
 def with_loops(tensors: GraphTensors) -> tuple[Tensor, Tensor]:
     """Return an ``edge_index`` with one loop of each vertex that is row and column, kept.
 
@@ -233,6 +245,19 @@ def gets_all_loops(edge_index: object) -> bool:
     return isinstance(edge_index, Tensor) and edge_index.layout is not torch.strided
 
 
+def first_graph(layer: Any, x: Any, edge_index: Any, edge_weight: Tensor | None) -> Any:
+    """Return graph and edge weights of a layer's first call, and True if all vertices get loops."""
+    sparse = not isinstance(edge_index, Tensor) and hasattr(edge_index, "sparse_sizes")
+    name = "_cached_adj_t" if sparse else "_cached_edge_index"
+    if getattr(layer, name) is None:
+        graph = as_graph(edge_index, by_vertex(x), name="edge_index")
+        layer._turned(graph, edge_index)  # which an adj_t cannot be
+        if isinstance(edge_weight, Tensor):
+            edge_weight = edge_weight.clone()  # which later changes in place do not reach
+        setattr(layer, name, (graph, edge_weight, gets_all_loops(edge_index)))
+    return getattr(layer, name)
+
+
 def hop(
     graph: GraphLike,
     tensors: GraphTensors,
@@ -255,7 +280,7 @@ def hop(
                 f"aggr is {reduction!r} of a normalised graph that processes share: give 'sum', or "
                 "the layer normalize=False."
             )
-        graph, edge_weight = _explicit(tensors, edge_weight, dtype, fill, to_all)
+        graph, edge_weight = explicit(tensors, edge_weight, dtype, fill, to_all)
         fill = None
     if fill is None:
         return lambda x, bias: plus(spmm(graph, x, edge_weight, reduce=reduction), bias)
@@ -276,7 +301,7 @@ def hop(
     return partial(with_own, tensors, (values, scale, scale, loop), **args)
 
 
-def _explicit(
+def explicit(
     tensors: GraphTensors,
     edge_weight: Tensor | None,
     dtype: torch.dtype,

@@ -148,7 +148,7 @@ class Passing(Module):
 
     def __repr__(self) -> str:
         """Show PyG's ``repr``, and behind it our own options where they are set."""
-        widths = "in_channels", "out_channels"
+        widths = "channels", "in_channels", "out_channels"
         shown = [str(vars(self)[name]) for name in widths if name in vars(self)]
         shown += [f"{name}={getattr(self, name)}" for name in self._shown]
         options = {name: getattr(self, name, None) for name in ("k", "sample", "training_sample")}

@@ -15,7 +15,15 @@ from ..autograd.tensors.shared import Shared
 from ..autograd.tensors.tensors import GraphTensors
 from ..errors import ShapeError
 from ._inputs import by_vertex, check_counts, check_flags, check_in_channels, check_input
-from ._loops import as_operands, gets_all_loops, hop, lone_loops, over_vertices, symmetric
+from ._loops import (
+    as_operands,
+    first_graph,
+    gets_all_loops,
+    hop,
+    lone_loops,
+    over_vertices,
+    symmetric,
+)
 from ._maps import GLOROT, called, check_map, draw_map, linear_map, set_to_zero
 from ._passing import FORWARD, SUM, Convolution, Options, plus
 
@@ -144,7 +152,7 @@ class GCNConv(Convolution):
                 return planned
         to_all = gets_all_loops(edge_index)
         if self.cached and self.normalize:
-            edge_index, edge_weight, to_all = self._first(x, edge_index, edge_weight)
+            edge_index, edge_weight, to_all = first_graph(self, x, edge_index, edge_weight)
         rows = x if isinstance(x, Tensor) and x.dim() == 2 else by_vertex(x)
         graph = as_graph(edge_index, rows, name="edge_index")
         if self.flow != FORWARD:
@@ -178,18 +186,6 @@ class GCNConv(Convolution):
         if x.dim() == 2:
             return aggregated(h, self.bias)
         return plus(over_vertices(aggregated, h), self.bias)
-
-    def _first(self, x: Any, edge_index: Any, edge_weight: Tensor | None) -> Any:
-        """Return graph and edge weights of the first call, and True if all vertices get loops."""
-        sparse = not isinstance(edge_index, Tensor) and hasattr(edge_index, "sparse_sizes")
-        name = "_cached_adj_t" if sparse else "_cached_edge_index"
-        if getattr(self, name) is None:
-            graph = as_graph(edge_index, by_vertex(x), name="edge_index")
-            self._turned(graph, edge_index)  # which an adj_t cannot be
-            if isinstance(edge_weight, Tensor):
-                edge_weight = edge_weight.clone()  # which later changes in place do not reach
-            setattr(self, name, (graph, edge_weight, gets_all_loops(edge_index)))
-        return getattr(self, name)
 
     def _of_parts_of_rows(
         self,

@@ -37,12 +37,7 @@ class OfNetwork(Passing):
 
     def _add_network(self, nn: Any, eps: float, train_eps: bool) -> None:
         """Keep the network, and build ``eps``."""
-        if isinstance(nn, type):
-            raise DtypeError(
-                f"nn is the class {nn.__name__}: give a module, {nn.__name__}(...) for instance."
-            )
-        if not callable(nn):
-            raise DtypeError(f"nn is {nn!r}: give a module, torch.nn.Linear(n, m) for instance.")
+        check_network(nn)
         check_number("eps", eps)
         check_flags(train_eps=train_eps)
         self.nn, self.initial_eps = nn, float(eps)
@@ -61,7 +56,7 @@ class OfNetwork(Passing):
 
     def reset_parameters(self) -> None:
         """Reset ``nn``, or its parts that can be, and set ``eps`` to what was given."""
-        _reset(self.nn)
+        reset_network(self.nn)
         with torch.no_grad():
             self.eps.fill_(self.initial_eps)
 
@@ -345,24 +340,37 @@ def _width_of(nn: Any) -> int:
     return int(width)
 
 
-def check_fit(nn: Module, x: Tensor) -> None:
-    """Check that ``nn`` can take features like ``x``, where a linear map comes first."""
+def check_fit(nn: Module, x: Tensor, times: int = 1) -> None:
+    """Check that ``nn`` can take features like ``x``, where a linear map comes first.
+
+    It takes ``times`` of them side by side.
+    """
     while calls_forward_alone(nn, Sequential) and len(nn):  # type: ignore[arg-type]
         nn = nn[0]  # type: ignore[index]
     args = read_map(nn)
     if args is not None:
         width = args[0].shape[1]
-        if x.shape[-1] != width:
+        if x.shape[-1] * times != width:
             raise ShapeError(
-                f"x has {x.shape[-1]} features but nn takes {width}: give (n, {width})."
+                f"x has {x.shape[-1]} features but nn takes {width}: give (n, {width // times})."
             )
         check_like("x", x, args[0])
 
 
-def _reset(module: Module) -> None:
+def check_network(nn: Any) -> None:
+    """Check for a module or another function, not a class."""
+    if isinstance(nn, type):
+        raise DtypeError(
+            f"nn is the class {nn.__name__}: give a module, {nn.__name__}(...) for instance."
+        )
+    if not callable(nn):
+        raise DtypeError(f"nn is {nn!r}: give a module, torch.nn.Linear(n, m) for instance.")
+
+
+def reset_network(module: Module) -> None:
     """Reset the module itself if it can, else its children, as PyG does."""
     if hasattr(module, "reset_parameters"):
         module.reset_parameters()  # type: ignore[operator]
         return
     for child in module.children():
-        _reset(child)
+        reset_network(child)

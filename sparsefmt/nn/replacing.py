@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import expm1
 from typing import Any, cast
 
 import torch
@@ -11,8 +12,13 @@ from torch.nn import Linear, Module, Parameter
 from torch.nn.parameter import is_lazy
 
 from ..errors import DtypeError, SparseFmtError
-from ..model.pyg_layers import against_pyg_layer, layer_of_pyg
+from ..model.pyg_layers import TAKEN, against_pyg_layer, layer_of_pyg
 from ._passing import REDUCTIONS
+from .conv.edgewise import EdgeConv, FAConv, ResGatedGraphConv
+from .conv.pna import PNAConv
+from .conv.propagation import APPNP, GCN2Conv, LGConv, MixHopConv, SSGConv
+from .conv.spectral import ARMAConv, ChebConv, ClusterGCNConv
+from .conv.sums import GatedGraphConv, GraphConv, LEConv, SimpleConv
 from .gat import GATConv, GATv2Conv
 from .gcn import GCNConv
 from .gin import GINConv, GINEConv
@@ -26,7 +32,9 @@ _LAYERS: dict[str, type[Module]] = {
     layer.__name__: layer
     for layer in (
         *(AGNNConv, FastRGCNConv, GATConv, GATv2Conv, GCNConv, GINConv, GINEConv, RGCNConv),
-        *(SAGEConv, SGConv, TAGConv, TransformerConv),
+        *(SAGEConv, SGConv, TAGConv, TransformerConv, APPNP, ARMAConv, ChebConv, ClusterGCNConv),
+        *(EdgeConv, FAConv, GatedGraphConv, GCN2Conv, GraphConv, LEConv, LGConv, MixHopConv),
+        *(PNAConv, ResGatedGraphConv, SimpleConv, SSGConv),
     )
 }
 
@@ -125,7 +133,8 @@ def _exchanged(layer: Any) -> tuple[Module | None, str]:
     ):
         why = "it has cached its graph; replace layers before the first call, or call its "
         why += "reset_parameters, which draws new weights too"
-    why = why or _against_aggregation(layer)
+    if kind is not PNAConv:
+        why = why or _against_aggregation(layer)
     if why or kind is None:
         return None, why
     try:
@@ -133,8 +142,15 @@ def _exchanged(layer: Any) -> tuple[Module | None, str]:
             made = kind(**_options(layer))
     except SparseFmtError as error:
         return None, str(error)
-    if hasattr(layer, "nn"):
-        made.nn = layer.nn
+    made._modules.update({name: part for name, part in layer._modules.items() if name in TAKEN})
+    if isinstance(made, GCN2Conv):
+        made.beta = layer.beta
+    if isinstance(made, PNAConv):
+        module = layer.aggr_module
+        made.degrees.means = {
+            "avg_deg_lin": module.init_avg_deg_lin,
+            "avg_deg_log": module.init_avg_deg_log,
+        }
     why = _share(layer, made)
     if why:
         return None, why
@@ -169,33 +185,59 @@ def _options(layer: Any) -> dict[str, Any]:
     """Return the arguments that build a layer like this one."""
     takes = inspect.signature(type(layer)).parameters.values()
     names = [arg.name for arg in takes if arg.kind is arg.POSITIONAL_OR_KEYWORD]
-    names += ["aggr", "flow", "node_dim", "decomposed_layers"]
+    names += ["flow", "node_dim", "decomposed_layers"]
+    names += [] if "aggregators" in names else ["aggr"]
     return {name: _READ[name](layer) if name in _READ else getattr(layer, name) for name in names}
 
 
 def _bias(layer: Any) -> bool:
     """Return True if the layer, or the map that has it, has a bias."""
-    maps = (getattr(layer, name, None) for name in ("lin_l", "lin", "lin_key"))
+    if hasattr(layer, "rnn"):
+        return bool(layer.rnn.bias)
+    names = "lin_l", "lin", "lin_key", "lin_rel", "lin_out", "lin1"
+    maps = (getattr(layer, name, None) for name in names)
     owners = [layer, *(module for module in maps if module is not None)]
     owner = next(module for module in owners if "bias" in module._parameters)
     return owner.bias is not None
 
 
+def _maps_of(network: Any) -> int:
+    """Return the number of linear maps of a network of PyG's."""
+    return sum(hasattr(part, "in_channels") for part in network)
+
+
 #: Options that a layer of PyG keeps under another name, or with a map.
 _READ: dict[str, Callable[[Any], Any]] = {
+    "K": lambda layer: layer.K if hasattr(layer, "K") else len(layer.lins),
+    "act": lambda layer: getattr(layer, "act", None),
+    "act_kwargs": lambda layer: None,
+    "aggregators": lambda layer: [
+        type(part).__name__.removesuffix("Aggregation").lower()
+        for part in getattr(layer.aggr_module.aggr, "aggrs", [layer.aggr_module.aggr])
+    ],
     "bias": _bias,
+    "deg": lambda layer: torch.ones(2, device="cpu"),  # whose means are set afterwards
     "edge_dim": lambda layer: (
         layer.edge_dim
         if hasattr(layer, "edge_dim")
         else layer.lin and int(layer.lin.in_channels)  # GINE keeps it with its map
     ),
-    "eps": lambda layer: layer.initial_eps,
+    "eps": lambda layer: getattr(layer, "initial_eps", layer.eps),
+    "layer": lambda layer: 1,
     # In the place of the layer's network, which a constructor would reset.
     "nn": lambda layer: Linear(getattr(getattr(layer, "lin", None), "out_channels", 1), 1),
+    "post_layers": lambda layer: _maps_of(layer.post_nns[0]),
+    "pre_layers": lambda layer: _maps_of(layer.pre_nns[0]),
     "root_weight": lambda layer: (
         layer.root_weight if hasattr(layer, "root_weight") else layer.root is not None
     ),
+    "scalers": lambda layer: layer.aggr_module.scaler,
+    "shared_weights": lambda layer: (
+        layer.shared_weights if hasattr(layer, "shared_weights") else layer.weight2 is None
+    ),
+    "theta": lambda layer: expm1(layer.beta),
     "train_eps": lambda layer: isinstance(layer.eps, Parameter),
+    "train_norm": lambda layer: isinstance(layer.aggr_module.avg_deg_lin, Parameter),
 }
 
 # Its parameters and buffers

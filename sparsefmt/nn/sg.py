@@ -1,7 +1,7 @@
 """SGC's and TAG's convolutions: several steps along the edges, and linear maps."""
 
 from collections.abc import Callable
-from typing import ClassVar, Unpack, cast
+from typing import ClassVar, NamedTuple, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -9,18 +9,67 @@ from torch.nn import Linear, ModuleList, Parameter
 
 from ..autograd import as_graph
 from ..autograd.tensors.prepare import GraphLike
+from ..autograd.tensors.tensors import GraphTensors
 from ..errors import DtypeError, ShapeError
 from ._inputs import by_vertex, check_counts, check_flags, check_in_channels, check_input
-from ._loops import as_operands, gets_all_loops, hop, over_vertices
+from ._loops import as_operands, first_graph, gets_all_loops, hop, over_vertices
 from ._maps import called, check_map, draw_map, linear_map, mapped, set_to_zero
 from ._passing import Passing, PassingOptions, plus
 
 
-class HopConvolution(Passing):
+class Norm(NamedTuple):
+    """Arguments of ``hop``, in its order, whatever features it is to take along the edges."""
+
+    graph: GraphLike
+    tensors: GraphTensors
+    edge_weight: Tensor | None
+    dtype: torch.dtype
+    fill: float | None
+    to_all: bool
+
+
+class Stepping(Passing):
+    """A layer of steps along the edges of one graph, which share their factors."""
+
+    _reductions_known: ClassVar[tuple[str, ...]] = ("sum", "mean", "max", "min")
+
+    def _norm(
+        self,
+        x: Tensor,
+        edge_index: GraphLike,
+        edge_weight: Tensor | None,
+        fill: float | None,
+        *,
+        cached: bool = False,
+    ) -> Norm:
+        """Check features and graph, that of the first call if it is ``cached``."""
+        to_all = gets_all_loops(edge_index)
+        if cached and fill is not None:
+            edge_index, edge_weight, to_all = first_graph(self, x, edge_index, edge_weight)
+        rows = by_vertex(x)
+        graph = self._turned(as_graph(edge_index, rows, name="edge_index"), edge_index)
+        tensors, column = check_input(x, graph, edge_index), rows.flatten(1)[:, :1]
+        column, weight = as_operands(graph, tensors, column, edge_weight)
+        return Norm(graph, tensors, weight, column.dtype, fill, to_all)
+
+    def _step(self, norm: Norm) -> Callable[[Tensor], Tensor]:
+        """Return the function that takes features one step along the edges."""
+        step = hop(*norm[:5], reduction=self._reductions[0], to_all=norm.to_all)
+        return lambda h: over_vertices(lambda rows: step(rows, None), h)
+
+
+def check_steps(K: int) -> None:
+    """Check for an integer, 0 or more."""
+    if isinstance(K, bool) or not isinstance(K, int):
+        raise DtypeError(f"K is {K!r}: give an integer, 0 or more.")
+    if K < 0:
+        raise ShapeError(f"K is {K}: give 0 or more.")
+
+
+class HopConvolution(Stepping):
     """A layer of ``K`` steps."""
 
-    _reductions_known = ("sum", "mean", "max", "min")
-    _shown = ("K",)
+    _shown: ClassVar[tuple[str, ...]] = ("K",)
     #: Computes the layer, of features, a graph and edge weights.
     _computed: ClassVar[Callable[..., Tensor]]
 
@@ -30,10 +79,7 @@ class HopConvolution(Passing):
         check_in_channels(in_channels)
         check_counts(out_channels=out_channels)
         super().__init__(**options)
-        if isinstance(K, bool) or not isinstance(K, int):
-            raise DtypeError(f"K is {K!r}: give an integer, 0 or more.")
-        if K < 0:
-            raise ShapeError(f"K is {K}: give 0 or more.")
+        check_steps(K)
         self.in_channels, self.out_channels, self.K = in_channels, out_channels, K
 
     def forward(
@@ -53,13 +99,7 @@ class HopConvolution(Passing):
         self, x: Tensor, edge_index: GraphLike, edge_weight: Tensor | None, fill: float | None
     ) -> list[Callable[[Tensor], Tensor]]:
         """Return the ``K`` steps, which share their factors, for features like ``x``."""
-        rows = by_vertex(x)
-        graph = self._turned(as_graph(edge_index, rows, name="edge_index"), edge_index)
-        tensors, column = check_input(x, graph, edge_index), rows.flatten(1)[:, :1]
-        column, weight = as_operands(graph, tensors, column, edge_weight)
-        norm, to_all = (tensors, weight, column.dtype, fill), gets_all_loops(edge_index)
-        step = hop(graph, *norm, reduction=self._reductions[0], to_all=to_all)
-        return [lambda h: over_vertices(lambda rows: step(rows, None), h)] * self.K
+        return [self._step(self._norm(x, edge_index, edge_weight, fill))] * self.K
 
 
 class SGConv(HopConvolution):

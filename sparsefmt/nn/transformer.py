@@ -22,7 +22,7 @@ from ._attention import (
     weighted_sums,
 )
 from ._inputs import Ends, check_flags, check_input, in_pair, refuse_static
-from ._loops import log_sums, loops, missing_loops, rows_and_columns
+from ._loops import entries_as_columns, log_sums, loops, missing_loops, rows_and_columns
 from ._maps import called, draw_map, linear_map, mapped
 from ._passing import FORWARD, Passing, PassingOptions
 
@@ -194,14 +194,7 @@ class TransformerConv(Attention):
             )
         features = check_edge_features(edge_attr, ends.tensors, self.lin_edge)
         assert self.lin_edge is not None  # the features have been checked beside it
-        tensors, args = ends.tensors, read_map(self.lin_edge)
-
-        def make() -> Tensor:
-            rows = rows_and_columns(tensors)[0]
-            return torch.stack([torch.arange(len(rows), device=rows.device), rows])
-
-        edges, size = tensors.cached("entries as columns", make), (tensors.nnz, tensors.n_rows)
-        places = as_graph(edges, None, size=size)
+        args, places = read_map(self.lin_edge), entries_as_columns(ends.tensors)
         if args is None or args[1] is not None:
             return _Term(places, self._mapped(self.lin_edge, features, "edge_attr"), None)
         return _Term(places, features, args[0].view(self.heads, self.out_channels, -1))

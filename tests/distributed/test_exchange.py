@@ -307,7 +307,12 @@ def of_layers(graph, whole, x, group):
     relational = nn.RGCNConv(N, 3, 2).double()
     gat = nn.GATConv((FEAT, FEAT), 3).double()
     types = torch.zeros(graph.local.nnz, dtype=torch.int64)
+    fa, cheb = nn.FAConv(FEAT).double(), nn.ChebConv(FEAT, 3, 2).double()
+    appnp = nn.APPNP(2, 0.1, dropout=0.5)
     return [
+        (lambda: fa(x, x, graph), "UnsupportedError", "processes share the graph"),
+        (lambda: cheb(x, graph), "UnsupportedError", "processes share the graph"),
+        (lambda: appnp(x, graph), "UnsupportedError", "processes share the graph"),
         (lambda: gcn(x.to_sparse(), graph), "UnsupportedError", "layout"),
         (lambda: relational(None, graph, types), "UnsupportedError", "x is None"),
         (lambda: turned(x, graph), "UnsupportedError", "flow"),

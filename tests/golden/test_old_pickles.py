@@ -23,7 +23,16 @@ from sparsefmt.distributed import Part  # noqa: E402
 LINES = Path(__file__).with_name("pickles.txt").read_text().splitlines()
 WRITTEN = dict(line.split() for line in LINES)
 LAYERS = "AGNNConv FastRGCNConv GATConv GATv2Conv GCNConv GINConv GINEConv MaxK RGCNConv SAGEConv"
-LAYERS = f"{LAYERS} SGConv TAGConv TransformerConv planned".split()
+LAYERS = f"{LAYERS} SGConv TAGConv TransformerConv planned APPNP ARMAConv ChebConv ClusterGCNConv"
+LAYERS = f"{LAYERS} EdgeConv FAConv GatedGraphConv GCN2Conv GraphConv LEConv LGConv MixHopConv"
+LAYERS = f"{LAYERS} PNAConv ResGatedGraphConv SimpleConv SSGConv".split()
+#: Arguments of layers that take others than two widths.
+SIZES = {
+    **{"AGNNConv": (), "MaxK": (1,), "RGCNConv": (2, 2, 2), "FastRGCNConv": (2, 2, 2)},
+    **{"APPNP": (2, 0.2), "ChebConv": (2, 2, 2), "FAConv": (2,), "GCN2Conv": (2, 0.2)},
+    **{"LGConv": (), "SimpleConv": (), "SSGConv": (2, 2, 0.2)},
+    "PNAConv": (2, 2, ["mean", "std"], ["linear"], torch.ones(3)),
+}
 OTHERS = "COO CSR CSC SGT CBSR Graph weighted transposed Order Stats Transpose Costs Constants Part"
 ROW, COL = np.array([4, 0, 2, 0, 4, 5]), np.array([1, 3, 2, 0, 1, 5])
 EDGES, X = torch.tensor(np.stack([COL, ROW])), torch.linspace(-1, 1, 12).view(6, 2)
@@ -31,10 +40,11 @@ EDGES, X = torch.tensor(np.stack([COL, ROW])), torch.linspace(-1, 1, 12).view(6,
 
 def layer(name):
     """Make a layer whose parameters are no random numbers."""
-    sizes = {"AGNNConv": (), "MaxK": (1,), "RGCNConv": (2, 2, 2), "FastRGCNConv": (2, 2, 2)}
-    if name in ("GINConv", "GINEConv"):
-        sizes[name] = (torch.nn.Linear(2, 2),)
-    made = getattr(nn, "GCNConv" if name == "planned" else name)(*sizes.get(name, (2, 2)))
+    networks = {"GINConv": 2, "GINEConv": 2, "EdgeConv": 4}
+    sizes = SIZES.get(name, (2, 2))
+    if name in networks:
+        sizes = (torch.nn.Linear(networks[name], 2),)
+    made = getattr(nn, "GCNConv" if name == "planned" else name)(*sizes)
     for parameter in made.parameters():
         parameter.data = torch.linspace(-1, 1, parameter.numel()).view_as(parameter)
     if name == "planned":
@@ -83,6 +93,7 @@ def output(layer):
     """Compute a layer."""
     kind = type(layer).__name__
     inputs = () if kind == "MaxK" else (EDGES,)
+    inputs = (X, EDGES) if kind in ("FAConv", "GCN2Conv") else inputs
     inputs += {"GINEConv": (X,), "RGCNConv": (ROW % 2,), "FastRGCNConv": (ROW % 2,)}.get(kind, ())
     return layer(X, *(torch.as_tensor(one) for one in inputs))
 

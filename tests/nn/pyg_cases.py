@@ -20,16 +20,36 @@ def seed(number, device="cpu"):
         torch.cuda.manual_seed(number)
 
 
+#: Layers that take other arguments than two widths, beside the networks of GIN and EdgeConv.
+WITHOUT_WIDTHS = "AGNNConv APPNP LGConv SimpleConv FAConv GCN2Conv GatedGraphConv".split()
+MORE = {
+    "RGCNConv": {"num_relations": 2},
+    "FastRGCNConv": {"num_relations": 2},
+    "SGConv": {"K": 2},
+    "TAGConv": {"K": 2},
+    "APPNP": {"K": 2, "alpha": 0.2},
+    "SSGConv": {"K": 2, "alpha": 0.2},
+    "ChebConv": {"K": 3},
+    "ARMAConv": {"num_stacks": 2, "num_layers": 2},
+    "GCN2Conv": {"alpha": 0.2},
+    "PNAConv": {
+        "aggregators": ["mean", "std"],
+        "scalers": ["identity", "linear"],
+        "deg": torch.tensor([1, 2, 3]),
+    },
+}
+
+
 def make(library, kind, width, out, **options):
-    """Make a layer by the name of its class; GIN's network is a linear map."""
-    layer = getattr(library, kind)
-    if kind == "AGNNConv":
-        return layer(**options)
-    if "GIN" in kind:
-        return layer(torch.nn.Linear(width, out), **options)
-    more = {"RGCNConv": {"num_relations": 2}, "FastRGCNConv": {"num_relations": 2}}
-    more |= {"SGConv": {"K": 2}, "TAGConv": {"K": 2}}
-    return layer(width, out, **more.get(kind, {}) | options)
+    """Make a layer by the name of its class; networks are linear maps."""
+    layer, options = getattr(library, kind), MORE.get(kind, {}) | options
+    if kind in WITHOUT_WIDTHS:
+        widths = {"FAConv": [width], "GCN2Conv": [width], "GatedGraphConv": [max(width, out), 2]}
+        return layer(*widths.get(kind, []), **options)
+    if "GIN" in kind or kind == "EdgeConv":
+        wide = 2 * width if kind == "EdgeConv" else width
+        return layer(torch.nn.Linear(wide, out), **options)
+    return layer(width, out, **options)
 
 
 def both(make, device="cpu"):
@@ -81,7 +101,7 @@ def outcome(layer, x, edges, given=None, *, change=lambda y: y):
     seed(6, leaves[0].device)  # for parameters that the first call draws
     one = leaves[0] if len(leaves) == 1 else tuple(leaves)
     # And the weights of edges, of some.
-    y = tree_leaves(change(layer(one, edges, **(given | floats))))
+    y = tree_leaves(change(layer(one, edge_index=edges, **(given | floats))))
     wanted = [*leaves, *floats.values(), *filter(is_made, layer.parameters())]
     wanted = [one for one in wanted if one.requires_grad]
     loss = sum(
@@ -93,5 +113,7 @@ def outcome(layer, x, edges, given=None, *, change=lambda y: y):
     return [*kept, *torch.autograd.grad(loss, wanted, materialize_grads=True)]
 
 
-def assert_same(mine, theirs):
-    torch.testing.assert_close(tree_leaves(mine), tree_leaves(theirs), rtol=1e-10, atol=1e-10)
+def assert_same(mine, theirs, close=1e-10):
+    """Check for equal results up to rounding, and NaN where PyG's are."""
+    mine, theirs = tree_leaves(mine), tree_leaves(theirs)
+    torch.testing.assert_close(mine, theirs, rtol=close, atol=close, equal_nan=True)

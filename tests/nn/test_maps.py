@@ -114,15 +114,24 @@ LAYERS = {
     "GATConv": ({"heads": 2, "residual": True}, {"edge_dim": EDGE_DIM}),
     "GATv2Conv": ({"heads": 2, "residual": True}, {"edge_dim": EDGE_DIM}),
     "TransformerConv": ({"heads": 2, "beta": True}, {"edge_dim": EDGE_DIM}),
+    "ChebConv": ({}, None),
+    "ClusterGCNConv": ({}, None),
+    "GraphConv": ({}, None),
+    "LEConv": ({}, None),
+    "MixHopConv": ({}, None),
+    "ResGatedGraphConv": ({}, {"edge_dim": EDGE_DIM}),
+    "SSGConv": ({}, None),
 }
-WEIGHTED = ("GCNConv", "SGConv", "TAGConv")
+WEIGHTED = ("GCNConv", "SGConv", "TAGConv", "ChebConv", "GraphConv", "LEConv", "SSGConv")
 PARTS = ("GCNConv", "SAGEConv", "GINConv")
+#: Of which PyG's run the forward of their maps.
+BY_FORWARD = ("TAGConv", "ChebConv", "MixHopConv")
 WAYS = ("eager", "weighted", "k=", "mapped=", "sample=", "compiled", "planned", "replaced")
 
 
 def applies(name, kind, way):
-    if name == "TAGConv" and kind == "global hook" and way == "replaced":
-        return False  # PyG's runs the forward of its maps, which hooks do not see
+    if name in BY_FORWARD and kind == "global hook" and way == "replaced":
+        return False  # which hooks do not see
     if way == "weighted":
         return name in WEIGHTED or LAYERS[name][1]
     if way == "mapped=" and name == "GINConv":

@@ -21,15 +21,19 @@ from pyg_argument_cases import (  # noqa: E402
     OUT,
     PASSED,
     PASSED_OF_PAIRS,
+    REDUCTIONS,
     REFUSED,
     UPSTREAM,
     N,
     Row,
     edge_features,
+    flags,
     nothing,
+    weights,
 )
 from pyg_attention_cases import ATTENTION  # noqa: E402
 from pyg_cases import assert_same, both, is_made, make, numbers, outcome, seed  # noqa: E402
+from pyg_product_cases import PRODUCTS  # noqa: E402
 from torch.nn import Linear, ReLU, Sequential  # noqa: E402
 
 from sparsefmt import Graph, ShapeError, UnsupportedError, nn  # noqa: E402
@@ -42,15 +46,8 @@ PASSING = dict(inspect.signature(pyg.MessagePassing.__init__).parameters)
 del PASSING["self"]
 
 
-def weights(edges):
-    return {"edge_weight": numbers(edges.shape[1], seed=3).abs() + 0.1}
-
-
 def network():
     return Sequential(Linear(FEAT, 5), ReLU(), Linear(5, OUT))
-
-
-REDUCTIONS = ["add", "sum", "mean", "max", "min", pyg.aggr.MeanAggregation()]
 
 
 def of(kind):
@@ -60,100 +57,95 @@ def of(kind):
     )
 
 
-def flags(*names):
-    """Both values of options that are true or false."""
-    return {name: [False, True] for name in names}
-
-
-def of_gine(library, **options):
-    return library.GINEConv(network(), **options)
-
-
-ROWS = {
-    "GCNConv": Row(
-        of("GCNConv"),
-        PASSED
-        | flags("improved", "cached", "normalize", "bias")
-        | {"in_channels": [-1], "add_self_loops": [None, False, True], "aggr": REDUCTIONS},
-        ("in_channels", "out_channels"),
-        [nothing, weights],
-        REFUSED | {"aggr": [*REFUSED["aggr"], (["add", "max"], "has one aggregation")]},
-        together=[
-            {"improved": True, "aggr": "max"},
-            {"add_self_loops": False, "aggr": "mean", "flow": UPSTREAM},
-            {"improved": True, "flow": UPSTREAM, "bias": False},
-        ],
-    ),
-    "SAGEConv": Row(
-        of("SAGEConv"),
-        PASSED_OF_PAIRS
-        | flags("normalize", "root_weight", "project", "bias")
-        | {
-            "in_channels": [-1, (FEAT, FEAT), (-1, -1)],
-            "aggr": [
-                *(*REDUCTIONS, ["mean", "max"], ("sum", "min", "mean"), "mul", "softmax"),
-                *(["std", "mean"], pyg.aggr.PowerMeanAggregation(p=2.0)),
+ROWS = (
+    {
+        "GCNConv": Row(
+            of("GCNConv"),
+            PASSED
+            | flags("improved", "cached", "normalize", "bias")
+            | {"in_channels": [-1], "add_self_loops": [None, False, True], "aggr": REDUCTIONS},
+            ("in_channels", "out_channels"),
+            [nothing, weights],
+            REFUSED | {"aggr": [*REFUSED["aggr"], (["add", "max"], "has one aggregation")]},
+            together=[
+                {"improved": True, "aggr": "max"},
+                {"add_self_loops": False, "aggr": "mean", "flow": UPSTREAM},
+                {"improved": True, "flow": UPSTREAM, "bias": False},
             ],
-        },
-        ("in_channels", "out_channels"),
-        [nothing],
-        {
-            "aggr": [
-                (None, "aggr is None"),
-                ([], r"aggr is \[\]"),
-                ("colour", "'colour', which no"),
+        ),
+        "SAGEConv": Row(
+            of("SAGEConv"),
+            PASSED_OF_PAIRS
+            | flags("normalize", "root_weight", "project", "bias")
+            | {
+                "in_channels": [-1, (FEAT, FEAT), (-1, -1)],
+                "aggr": [
+                    *(*REDUCTIONS, ["mean", "max"], ("sum", "min", "mean"), "mul", "softmax"),
+                    *(["std", "mean"], pyg.aggr.PowerMeanAggregation(p=2.0)),
+                ],
+            },
+            ("in_channels", "out_channels"),
+            [nothing],
+            {
+                "aggr": [
+                    (None, "aggr is None"),
+                    ([], r"aggr is \[\]"),
+                    ("colour", "'colour', which no"),
+                ],
+                "node_dim": REFUSED["node_dim"],
+            },
+            pairs=True,
+            together=[
+                {"aggr": ["mean", "max"], "project": True, "normalize": True},
+                {"in_channels": (FEAT, FEAT), "bias": False},
+                {"root_weight": False, "normalize": True, "flow": UPSTREAM},
             ],
-            "node_dim": REFUSED["node_dim"],
-        },
-        pairs=True,
-        together=[
-            {"aggr": ["mean", "max"], "project": True, "normalize": True},
-            {"in_channels": (FEAT, FEAT), "bias": False},
-            {"root_weight": False, "normalize": True, "flow": UPSTREAM},
-        ],
-    ),
-    "GINConv": Row(
-        lambda library, **options: library.GINConv(network(), **options),
-        PASSED_OF_PAIRS | {"eps": [0.0, 0.3], "train_eps": [False, True], "aggr": REDUCTIONS},
-        ("nn",),
-        [nothing],
-        REFUSED | {"aggr": [*REFUSED["aggr"], (["add", "max"], "has one aggregation")]},
-        pairs=True,
-        together=[{"train_eps": True, "aggr": "max", "flow": UPSTREAM}],
-    ),
-    "GINEConv": Row(
-        of_gine,
-        PASSED_OF_PAIRS
-        | flags("train_eps")
-        | {"eps": [0.0, 0.3], "edge_dim": [None, FEAT, -1], "aggr": ["add", "sum", "mean"]},
-        ("nn",),
-        [edge_features],
-        REFUSED | {"aggr": [*REFUSED["aggr"], ("max", "GINEConv has no kernel")]},
-        pairs=True,
-        together=[{"train_eps": True, "aggr": "mean", "flow": UPSTREAM, "edge_dim": FEAT}],
-    ),
-    "SGConv": Row(
-        of("SGConv"),
-        PASSED
-        | flags("cached", "add_self_loops", "bias")
-        | {"in_channels": [-1], "K": [0, 1, 3], "aggr": REDUCTIONS},
-        ("in_channels", "out_channels"),
-        [nothing, weights],
-        REFUSED,
-        together=[{"K": 2, "flow": UPSTREAM, "add_self_loops": False}],
-    ),
-    "TAGConv": Row(
-        of("TAGConv"),
-        PASSED
-        | flags("normalize", "bias")
-        # PyG's own breaks with -1.
-        | {"in_channels": [FEAT], "K": [0, 1, 3], "aggr": REDUCTIONS},
-        ("in_channels", "out_channels"),
-        [nothing, weights],
-        REFUSED,
-        together=[{"K": 2, "flow": UPSTREAM, "normalize": False}],
-    ),
-} | ATTENTION
+        ),
+        "GINConv": Row(
+            lambda library, **options: library.GINConv(network(), **options),
+            PASSED_OF_PAIRS | {"eps": [0.0, 0.3], "train_eps": [False, True], "aggr": REDUCTIONS},
+            ("nn",),
+            [nothing],
+            REFUSED | {"aggr": [*REFUSED["aggr"], (["add", "max"], "has one aggregation")]},
+            pairs=True,
+            together=[{"train_eps": True, "aggr": "max", "flow": UPSTREAM}],
+        ),
+        "GINEConv": Row(
+            lambda library, **options: library.GINEConv(network(), **options),
+            PASSED_OF_PAIRS
+            | flags("train_eps")
+            | {"eps": [0.0, 0.3], "edge_dim": [None, FEAT, -1], "aggr": ["add", "sum", "mean"]},
+            ("nn",),
+            [edge_features],
+            REFUSED | {"aggr": [*REFUSED["aggr"], ("max", "GINEConv has no kernel")]},
+            pairs=True,
+            together=[{"train_eps": True, "aggr": "mean", "flow": UPSTREAM, "edge_dim": FEAT}],
+        ),
+        "SGConv": Row(
+            of("SGConv"),
+            PASSED
+            | flags("cached", "add_self_loops", "bias")
+            | {"in_channels": [-1], "K": [0, 1, 3], "aggr": REDUCTIONS},
+            ("in_channels", "out_channels"),
+            [nothing, weights],
+            REFUSED,
+            together=[{"K": 2, "flow": UPSTREAM, "add_self_loops": False}],
+        ),
+        "TAGConv": Row(
+            of("TAGConv"),
+            PASSED
+            | flags("normalize", "bias")
+            # PyG's own breaks with -1.
+            | {"in_channels": [FEAT], "K": [0, 1, 3], "aggr": REDUCTIONS},
+            ("in_channels", "out_channels"),
+            [nothing, weights],
+            REFUSED,
+            together=[{"K": 2, "flow": UPSTREAM, "normalize": False}],
+        ),
+    }
+    | ATTENTION
+    | PRODUCTS
+)
 SINGLE = [
     (name, {argument: value})
     for name, row in ROWS.items()
@@ -178,6 +170,7 @@ def test_the_table_has_every_argument_of_pygs_layer(name):
     given = {"x", "edge_index", *({"size"} if row.pairs else ())}
     edges = torch.zeros(2, 1, dtype=torch.long)
     given |= {key for way in row.forward for key in way(edges)}
+    given |= {"edge_attr"} if row.of_edges else set()
     assert {one.name for one in parameters(theirs.forward)} == given
 
 
@@ -186,8 +179,8 @@ def test_the_table_has_every_argument_of_pygs_layer(name):
 def test_arguments_have_pygs_places_and_defaults(name, method):
     mine, theirs = (parameters(getattr(getattr(one, name), method)) for one in (nn, pyg))
     positional = [one for one in mine if one.kind is not inspect.Parameter.KEYWORD_ONLY]
-    assert [(one.name, one.default) for one in positional] == [
-        (one.name, one.default) for one in theirs
+    assert [(one.name, repr(one.default)) for one in positional] == [
+        (one.name, repr(one.default)) for one in theirs
     ]
 
 
@@ -216,7 +209,12 @@ def empty():
     return torch.zeros(2, 0, dtype=torch.long)
 
 
-GRAPHS = [directed, looped, with_repeated_loops, empty]
+def hub():
+    """All vertices but one send to the first, which has a loop; the others have no entries."""
+    return torch.stack([torch.arange(N - 1), torch.zeros(N - 1, dtype=torch.long)])
+
+
+GRAPHS = [directed, looped, with_repeated_loops, empty, hub]
 
 
 def name_of(value):
@@ -239,15 +237,16 @@ PLACES += [pytest.param(*one, "cuda", marks=pytest.mark.gpu) for one in ON_GPU]
 @pytest.mark.parametrize(("name", "options", "device"), PLACES, ids=name_of)
 def test_an_argument_has_pygs_effect(name, options, device, graph):
     row = ROWS[name]
-    if row.make is of_gine and options.get("edge_dim") is not None:
+    if row.of_edges and options.get("edge_dim") is not None:
         ways = [lambda edges: edge_features(edges, EDGE_DIM)]
         options = options | {"edge_dim": EDGE_DIM if options["edge_dim"] > 0 else -1}
     else:
         ways = row.forward
     edges, x = graph().to(device), [numbers(N, FEAT, device=device)]
+    same = partial(assert_same, close=row.close)
     for way in ways:
         given = placed(way(edges), device)
-        repeated = graph is with_repeated_loops and "edge_weight" in given
+        repeated = graph is with_repeated_loops and given.get("edge_weight") is not None
         if repeated and device == "cuda":
             continue  # of several loops PyG takes any there
         mine, theirs = both(partial(row.make, **options), device)
@@ -257,15 +256,16 @@ def test_an_argument_has_pygs_effect(name, options, device, graph):
             # Of several loops the last counts, but PyG's gradient is that of each.
             loop = edges[0] == edges[1]
             ours[2][loop] = expected[2][loop] = 0
-        assert_same(ours, expected)
+        same(ours, expected)
         states = mine.state_dict(), theirs.state_dict()
         assert list(states[0]) == list(states[1])
         theirs.load_state_dict(states[0])
         # Again, in evaluation, where the graph and parameters are known, and of a graph.
-        again = theirs.eval()(x[0], edges, **given)
-        assert_same([mine.eval()(x[0], edges, **given)], [again])
+        again = theirs.eval()(x[0], edge_index=edges, **given)
+        same([mine.eval()(x[0], edge_index=edges, **given)], [again])
         if not getattr(mine, "cached", False):
-            assert_same([mine(x[0], Graph.from_edge_index(edges, num_nodes=N), **given)], [again])
+            graph_of_ours = Graph.from_edge_index(edges, num_nodes=N)
+            same([mine(x[0], edge_index=graph_of_ours, **given)], [again])
         for layer in (mine, theirs):
             seed(8, device)
             layer.reset_parameters()
@@ -281,14 +281,39 @@ def test_layers_are_decomposed_without_effect(name):
     assert_same(*(outcome(one, x, edges, given) for one in made))
 
 
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_fa_takes_weights_of_edges_where_it_does_not_normalise(graph):
+    edges, x = graph(), [numbers(N, FEAT)]
+    given = weights(edges) | {"x_0": numbers(N, FEAT, seed=8)}
+    made = both(partial(ROWS["FAConv"].make, normalize=False, dropout=0.4))
+    assert_same(*(outcome(one, x, edges, given) for one in made))
+    for normalize, more in ((True, given), (False, {"x_0": given["x_0"]})):
+        with pytest.raises(ShapeError, match=f"and normalize is {normalize}: the layer computes"):
+            ROWS["FAConv"].make(nn, normalize=normalize).double()(*x, edge_index=edges, **more)
+
+
+def test_cluster_gcn_takes_the_loops_of_a_graph():
+    """PyG's needs one loop of each vertex then, and divides by degrees in float32."""
+    own = torch.arange(N).expand(2, N)
+    edges, options = torch.cat([directed(), own], 1), {"add_self_loops": False, "diag_lambda": 0.5}
+    make = partial(ROWS["ClusterGCNConv"].make, **options)
+    results = [outcome(one, [numbers(N, FEAT)], edges) for one in both(make)]
+    assert_same(*results, 1e-6)
+
+
 def test_tag_makes_all_its_weights_at_the_first_features():
     layer, x, edges = nn.TAGConv(-1, OUT, K=2).double(), numbers(N, FEAT), looped()
     assert layer(x, edges).shape == (N, OUT)
     assert [tuple(one.weight.shape) for one in layer.lins] == [(OUT, FEAT)] * 3
 
 
-#: Layers of two ends; the last two take no targets without features.
-PAIRS = [*(name for name, row in ROWS.items() if row.pairs), "GATv2Conv", "TransformerConv"]
+#: Layers of two ends; the last three take no targets without features.
+PAIRS = [
+    *(name for name, row in ROWS.items() if row.pairs),
+    "GATv2Conv",
+    "TransformerConv",
+    "LEConv",
+]
 WIDE = 3  # of targets, where a layer tells them from sources
 
 
@@ -302,7 +327,8 @@ def options_of_pairs(name, sizes, device):
     if device == "cpu" and sizes == (9, 5):
         alone = {"in_channels", "share_weights"}
         given += [one if alone & {*one} or pair not in given else one | pair for one in singles]
-    of_edges = [one for one in given if "GIN" not in name or "edge_dim" not in one]
+    of_edges = [one for one in given if not row.of_edges or "edge_dim" not in one]
+    of_edges = [one for one in of_edges if one.get("combine_root") != "self_loop"]
     return [one for one in of_edges if "flow" not in one and "decomposed_layers" not in one]
 
 
@@ -339,12 +365,13 @@ STATIC = [one for one in [*((name, {}) for name in ROWS), *TOGETHER] if ROWS[one
 @pytest.mark.parametrize(("name", "options"), STATIC, ids=name_of)
 def test_features_of_one_graph_have_pygs_effect(name, options):
     row, edges = ROWS[name], looped()
-    if row.make is of_gine and "edge_dim" in options:
+    if row.of_edges and "edge_dim" in options:
         pytest.skip("PyG's layer takes none")
     x = numbers(3, N, FEAT)
     for way in row.forward:
         mine, theirs = both(partial(row.make, **options))
-        assert_same(*(outcome(one, [x], edges, way(edges)) for one in (mine, theirs)))
+        results = [outcome(one, [x], edges, way(edges)) for one in (mine, theirs)]
+        assert_same(*results, row.close)
 
 
 @pytest.mark.parametrize("name", ROWS)

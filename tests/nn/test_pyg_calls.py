@@ -16,6 +16,7 @@ from op_cases import note_calls  # noqa: E402
 from pyg_cases import SparseTensor, assert_same, make, numbers, outcome  # noqa: E402
 from torch.nn import Linear  # noqa: E402
 from torch_geometric import EdgeIndex  # noqa: E402
+from torch_geometric.data import Data  # noqa: E402
 
 from sparsefmt import DtypeError, FormatError, Graph, ShapeError, UnsupportedError, nn  # noqa: E402
 from sparsefmt.autograd import as_graph, edge_softmax, spmm  # noqa: E402
@@ -128,6 +129,8 @@ def test_the_first_graph_serves_all_calls_of_a_cached_layer(name, weighted):
         *(("GCNConv", {"add_self_loops": False}), ("GCNConv", {"normalize": False})),
         *(("SGConv", {}), ("SGConv", {"cached": True}), ("SGConv", {"add_self_loops": False})),
         *(("TAGConv", {}), ("TAGConv", {"normalize": False})),
+        *(("SSGConv", {}), ("MixHopConv", {"powers": [2]})),
+        ("GraphConv", {}),
     ],
     ids=str,
 )
@@ -291,9 +294,47 @@ def test_a_flag_is_true_or_false(kind, flag, value):
         make(nn, kind, FEAT, OUT, **{flag: value})
 
 
+def test_features_of_edges_and_of_other_widths_are_refused_by_their_names():
+    x, given, wide = numbers(N, FEAT), edges(), numbers(N, OUT)
+    attr = numbers(given.shape[1], 3)
+    gated, of_edges = (make(nn, "ResGatedGraphConv", FEAT, OUT, edge_dim=k) for k in (None, 3))
+    pair = make(nn, "EdgeConv", FEAT, OUT).double()
+    for call, error, text in (
+        (lambda: gated.double()(x, given, attr), ShapeError, "the layer has edge_dim=None and the"),
+        (lambda: of_edges.double()(x, given), ShapeError, "edge_attr has shape None but the layer"),
+        (lambda: of_edges(x, given, attr[1:]), ShapeError, "edge_attr has shape .*, 3. but"),
+        (lambda: of_edges(x, given, attr.tolist()), DtypeError, "edge_attr is a list: give"),
+        (lambda: pair((x, None), given), DtypeError, r"x\[1\] is None: a message is of both"),
+        (lambda: pair((x, wide), given), ShapeError, r"x\[1\] has 4 features but x\[0\] has 5"),
+        (
+            lambda: make(nn, "GatedGraphConv", 2, 2).double()(x, given),
+            ShapeError,
+            "takes 2 at most",
+        ),
+    ):
+        with pytest.raises(error, match=text):
+            call()
+    with pytest.raises(UnsupportedError, match="combine_root is 'self_loop' beside features of"):
+        nn.SimpleConv(combine_root="self_loop")((x, x.clone()), given)
+
+
+def test_a_histogram_counts_the_vertices_of_all_batches():
+    batches = [Data(edge_index=edges(seed), num_nodes=N) for seed in (1, 2, 3)]
+    counts = [batch.edge_index[1].bincount(minlength=N).bincount(minlength=N) for batch in batches]
+    found = nn.PNAConv.get_degree_histogram(batches)
+    assert torch.equal(found, sum(counts)[: len(found)])
+    assert torch.equal(found, pyg.PNAConv.get_degree_histogram(batches))
+
+
 # PyG's other graphs in the place of ours: ``EdgeIndex`` and ``adj_t``, remembered like others
 
-LAYERS = ("GCNConv", "SAGEConv", "GATConv", "GATv2Conv", "AGNNConv", "GINConv", "SGConv", "TAGConv")
+LAYERS = ["GCNConv", "SAGEConv", "GATConv", "GATv2Conv", "AGNNConv", "GINConv", "SGConv", "TAGConv"]
+#: Of which PyG's ``gcn_norm`` adds a loop to each vertex of a torch's sparse tensor.
+LOOPED = ["GCNConv", "SGConv", "APPNP", "SSGConv", "GCN2Conv", "MixHopConv", "FAConv"]
+LAYERS += [*LOOPED[2:], "LGConv", "ChebConv", "ARMAConv", "ClusterGCNConv", "GraphConv", "LEConv"]
+LAYERS += ["SimpleConv", "GatedGraphConv", "ResGatedGraphConv", "EdgeConv", "PNAConv"]
+#: Layers that read the features of the first one.
+FIRST = ("FAConv", "GCN2Conv")
 
 
 def sorted_by(order, device="cpu", *, cached=False, sizes=(N, N)):
@@ -330,11 +371,12 @@ def test_every_layer_takes_every_graph_of_pygs(device, kind, name):
     """To torch's sparse tensors GCN and SG add a loop beside those that they hold, as PyG does."""
     x, given = [numbers(N, FEAT, seed=1, device=device)], distinct(device)
     layer, other = (layer_of(name, device) for _ in range(2))
-    if name in ("GCNConv", "SGConv") and kind in LAYOUTS:
+    more = {"x_0": numbers(N, FEAT, seed=8, device=device)} if name in FIRST else {}
+    if name in LOOPED and kind in LAYOUTS:
         other.add_self_loops = False
         given = torch.cat([given, torch.arange(N, device=device).expand(2, N)], 1)
-    expected = outcome(other, x, Graph.from_edge_index(given, num_nodes=N))
-    assert_same(outcome(layer, x, GRAPHS[kind](device)), expected)
+    expected = outcome(other, x, Graph.from_edge_index(given, num_nodes=N), more)
+    assert_same(outcome(layer, x, GRAPHS[kind](device), more), expected)
 
 
 @pytest.mark.parametrize("kind", GRAPHS)

@@ -48,6 +48,27 @@ LAYERS = {
     "SG": (lambda: pyg.SGConv(6, 8, K=2), {}),
     "TAG": (lambda: pyg.TAGConv(6, 8, K=2, bias=False), {}),
     "RGCN": (lambda: pyg.RGCNConv(6, 8, TYPES, num_blocks=2, root_weight=False), OF_TYPES),
+    "APPNP": (lambda: pyg.APPNP(3, 0.2, add_self_loops=False), {}),
+    "ARMA": (lambda: pyg.ARMAConv(6, 8, 2, 3, shared_weights=True, act=torch.nn.PReLU()), {}),
+    "Cheb": (lambda: pyg.ChebConv(6, 8, 3, normalization="rw", bias=False), {}),
+    "Edge": (lambda: pyg.EdgeConv(torch.nn.Linear(12, 8), aggr="mean"), {}),
+    "FA": (lambda: pyg.FAConv(6, eps=0.3), {"x_0": X}),
+    "GatedGraph": (lambda: pyg.GatedGraphConv(8, 2, bias=False), {}),
+    "GCN2": (lambda: pyg.GCN2Conv(6, 0.2, 0.7, 3, shared_weights=False), {"x_0": X}),
+    "Graph": (lambda: pyg.GraphConv(6, 8, aggr="mean", bias=False), {}),
+    "LE": (lambda: pyg.LEConv(6, 8, bias=False), {}),
+    "LG": (lambda: pyg.LGConv(normalize=False), {}),
+    "MixHop": (lambda: pyg.MixHopConv(6, 8, [0, 2], bias=False), {}),
+    "PNA": (
+        lambda: pyg.PNAConv(
+            *(6, 8, ["mean", "std"], ["identity", "linear"], torch.tensor([1, 3, 2]), 3, 2, 2),
+            **{"act": torch.nn.PReLU(), "train_norm": True},
+        ),
+        OF_EDGES,
+    ),
+    "ResGated": (lambda: pyg.ResGatedGraphConv(6, 8, torch.nn.Tanh(), edge_dim=3), OF_EDGES),
+    "Simple": (lambda: pyg.SimpleConv(["mean", "max"], combine_root="cat"), {}),
+    "SSG": (lambda: pyg.SSGConv(6, 8, 0.3, K=2), {}),
     "FastRGCN": (lambda: pyg.FastRGCNConv(6, 8, TYPES, num_bases=3), OF_TYPES),
 }
 
@@ -162,7 +183,7 @@ LEFT = {
     ),
     "cached": (lambda: run(GCN(cached=True)), "it has cached its graph; replace"),
     "cached x": (lambda: run(pyg.SGConv(6, 8, cached=True)), "it has cached its graph; replace"),
-    "no such layer": (lambda: pyg.ChebConv(6, 8, 2), "sparsefmt.nn has no such layer"),
+    "no such layer": (lambda: pyg.MFConv(6, 8), "sparsefmt.nn has no such layer"),
     "own class": (lambda: OwnConv(6, 8), "its class is not PyG's own"),
     "hooks": (lambda: hooked(GCN()), "it has forward hooks"),
     "messages": (
@@ -228,15 +249,15 @@ def test_sequential_and_layers_in_two_places():
 
 def with_our_layers(x, edge_index):
     step = "x, edge_index -> x"
-    steps = [(pyg.GCNConv(6, 8), step), torch.nn.ReLU(), (pyg.ChebConv(8, 8, 2), step)]
+    steps = [(pyg.GCNConv(6, 8), step), torch.nn.ReLU(), (pyg.MFConv(8, 8), step)]
     model = pyg.Sequential("x, edge_index", steps)
-    print(replace_layers(model))  # "module_2 left: ChebConv: sparsefmt.nn has no such layer"
+    print(replace_layers(model))  # "module_2 left: MFConv: sparsefmt.nn has no such layer"
     return model(x, edge_index)
 
 
 def test_the_page_of_training_says_what_is_printed(capsys):
     assert with_our_layers(X.float(), INDEX).shape == (N, 8)
-    assert "module_2 left: ChebConv: sparsefmt.nn has no such layer" in capsys.readouterr().out
+    assert "module_2 left: MFConv: sparsefmt.nn has no such layer" in capsys.readouterr().out
 
 
 def test_an_optimizer_made_before_goes_on_and_modes_travel():

@@ -1,0 +1,1 @@
+"""Layers that are products along the edges and linear maps, by PyG's names."""
