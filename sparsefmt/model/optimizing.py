@@ -93,8 +93,8 @@ class ModelPlan:
         if not layers:
             none = "" if self.left else ", since no layer of it can be planned"
             parts = [f"no layer was planned: the model runs as it did{none}"]
-        left = {name: why for name, why in self.left.items() if name not in layers}
-        parts += [f"{name or 'model'}: runs as it did, since {why}" for name, why in left.items()]
+        left = [pair for pair in self.left.items() if pair[0] not in layers]
+        parts += [f"{name or 'model'}: runs as it did, since {why}" for name, why in left]
         if not layers:
             return "\n".join(parts)
         parts += [decision.explain() for decision in self._decisions]
@@ -245,11 +245,11 @@ def _planned(
     """Choose compositions for the layers of a model, and what pays over many steps."""
     dist, steps = shared(graph), settings.steps
     plans, graphs = _layers(model, graph, inputs, settings, training=training)
-    result = ModelPlan(
-        model,
-        {name: plan.composition for name, plan in plans.items()},
-        {name: why for name, module in model.named_modules() if (why := _why_left(module))},
-        training=training,
+    compositions = {name: plan.composition for name, plan in plans.items()}
+    result = ModelPlan(model, compositions, training=training)
+    unplanned = [pair for pair in model.named_modules() if pair[0] not in result.layers]
+    result = replace(
+        result, left={name: why for name, module in unplanned if (why := _why_left(module))}
     )
     if dist is not None:
         return replace(result, **OVER_PROCESSES)
@@ -352,12 +352,13 @@ def _plan(
 
 
 def _why_left(module: Module) -> str:
-    """Return why a layer runs as it did, or "" if it is planned or no layer."""
+    """Return why a layer that is not planned runs as it did, or "" of other modules."""
     if layer_of_pyg(module) is not None:
         return "it is PyG's: exchange it by sparsefmt.nn.replace_layers(model) before"
     kind, names = type(module), [type_name(base) for base in type(module).__mro__]
     if names[0] in ADAPTERS:
-        return "its forward was set by hand" if "forward" in vars(module) else against(module)
+        reason = "its forward was set by hand" if "forward" in vars(module) else against(module)
+        return reason or "it did not ask for a plan: it goes over samples, or was not called"
     if any(name in ADAPTERS for name in names):
         return f"{kind.__name__} is a class of your own"
     if names[0].startswith("sparsefmt.nn.") and "sparsefmt.nn._passing.Passing" in names:

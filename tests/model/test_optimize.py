@@ -145,6 +145,11 @@ def test_layers_with_other_options_run_as_they_did(name):
     assert_same(results(layer, x, graph), expected)
 
 
+def test_a_sampled_layer_of_a_model_that_trains_says_why_it_is_not_planned_for_inference():
+    layer = ours.SAGEConv(6, 4, sample=2).double()
+    assert "goes over samples" in optimize(layer, square(), training=False).explain()
+
+
 def test_a_planned_layer_still_takes_what_its_expression_does_not_say():
     """Its weights, and features of two ends, by the layer's own way."""
     graph, x = square(), features(6)
