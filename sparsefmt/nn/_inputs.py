@@ -251,10 +251,7 @@ def check_input(
     error about the graph names what the user gave, ``edge_index``.
     """
     if isinstance(x, tuple):
-        raise ShapeError(
-            "x is a tuple but the layer takes one set of vertices: give one tensor, or use "
-            "SAGEConv or GINConv, which take (x, x_target)."
-        )
+        refuse_pair(x)
     if isinstance(graph, Shared):
         if not graph.is_square:
             raise ShapeError(
@@ -281,9 +278,24 @@ def check_input(
     return tensors
 
 
-def check_edge_weight(value: object, graph: GraphTensors) -> None:
-    """Refuse weights of heads, which products take and layers of one weight an edge do not."""
-    if isinstance(value, Tensor) and value.dim() != 1:
+def refuse_pair(x: object) -> None:
+    """Refuse features of two ends for a layer of one set of vertices."""
+    listed = isinstance(x, list) and any(isinstance(part, Tensor) for part in x)
+    if isinstance(x, tuple) or listed:
+        raise ShapeError(
+            f"x is a {type(x).__name__} but the layer takes one set of vertices: give one tensor, "
+            "or use SAGEConv or GINConv, which take (x, x_target)."
+        )
+
+
+def check_edge_weight(value: object, graph: GraphTensors, *, exact: bool = False) -> None:
+    """Refuse weights of heads, which products take and layers of one weight an edge do not.
+
+    ``exact`` refuses all but a weight for each edge, which products check themselves.
+    """
+    if exact and not isinstance(value, Tensor):
+        raise DtypeError(f"edge_weight is a {type(value).__name__}: give a torch.Tensor.")
+    if isinstance(value, Tensor) and (value.dim() != 1 or (exact and len(value) != graph.nnz)):
         raise ShapeError(
             f"edge_weight has shape {tuple(value.shape)} but the graph stores {graph.nnz} entries: "
             f"give ({graph.nnz},), one weight for each edge."

@@ -372,5 +372,5 @@ def reset_network(module: Module) -> None:
     if hasattr(module, "reset_parameters"):
         module.reset_parameters()  # type: ignore[operator]
         return
-    for child in module.children():
+    for child in module.children() if isinstance(module, Module) else ():
         reset_network(child)

@@ -58,12 +58,12 @@ class Stepping(Passing):
         return lambda h: over_vertices(lambda rows: step(rows, None), h)
 
 
-def check_steps(K: int) -> None:
+def check_steps(steps: int, name: str = "K") -> None:
     """Check for an integer, 0 or more."""
-    if isinstance(K, bool) or not isinstance(K, int):
-        raise DtypeError(f"K is {K!r}: give an integer, 0 or more.")
-    if K < 0:
-        raise ShapeError(f"K is {K}: give 0 or more.")
+    if isinstance(steps, bool) or not isinstance(steps, int):
+        raise DtypeError(f"{name} is {steps!r}: give an integer, 0 or more.")
+    if steps < 0:
+        raise ShapeError(f"{name} is {steps}: give 0 or more.")
 
 
 class HopConvolution(Stepping):

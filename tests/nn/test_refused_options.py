@@ -65,7 +65,7 @@ OPTIONS = [
     ("GCN2Conv", {"theta": 0.5}, DtypeError, "layer is None: give an integer"),
     ("GCN2Conv", {"layer": 2}, DtypeError, "theta is None: give a number"),
     ("MixHopConv", {"powers": []}, DtypeError, r"powers is \[\]: give a list"),
-    ("MixHopConv", {"powers": [1, -1]}, ShapeError, "K is -1: give 0 or more"),
+    ("MixHopConv", {"powers": [1, -1]}, ShapeError, "powers is -1: give 0 or more"),
     ("ChebConv", {"K": 0}, ShapeError, "K is 0: give 1 or more"),
     ("ARMAConv", {"num_stacks": 0}, ShapeError, "num_stacks is 0: give 1 or more"),
     ("ClusterGCNConv", {"diag_lambda": None}, DtypeError, "diag_lambda is None: give a number"),
@@ -74,6 +74,7 @@ OPTIONS = [
     ("PNAConv", {"towers": 3}, ShapeError, "towers is 3 but widths are 6 and 8"),
     ("PNAConv", {"scalers": "linear"}, DtypeError, "scalers is 'linear': give a list"),
     ("PNAConv", {"deg": None}, ShapeError, "deg is None: give a histogram"),
+    ("PNAConv", {"aggr": "sum"}, UnsupportedError, "aggr is given beside aggregators"),
     ("GCNConv", {"k": 2, "maxk_on": "x"}, UnsupportedError, "maxk_on is 'x': give 'input' or"),
     ("GINConv", {"k": 2, "maxk_on": "mapped"}, UnsupportedError, "'mapped': give 'input'"),
     ("SAGEConv", {"k": 2, "dropout": 1.0}, ShapeError, "dropout is 1.0: give a share"),
@@ -152,3 +153,34 @@ def test_samples_are_checked_as_soon_as_they_are_given(kind, key):
     with pytest.raises(UnsupportedError, match="strategy is 'first': use \"bucket\""):
         make(nn, kind, WIDTH, OUT, strategy="first")
     assert type(getattr(make(nn, kind, WIDTH, OUT, **{key: np.int64(3)}), key)) is int
+
+
+X, EDGES = torch.zeros(4, WIDTH), torch.tensor([[0, 1, 2], [1, 2, 3]])
+CALLS = {
+    "weights that are too many": (nn.SimpleConv("var"), (X, EDGES, torch.ones(5)), "give .3,"),
+    "two ends": (nn.GatedGraphConv(OUT, 2), ((X, X), EDGES), "x is a tuple but the layer"),
+    "two ends in a list": (nn.ClusterGCNConv(WIDTH, OUT), ([X, X], EDGES), "x is a list but"),
+    "another first layer": (nn.GCN2Conv(WIDTH, 0.1), (X, X[:2], EDGES), "x_0 is .2, 6. but x"),
+    "no first layer": (nn.FAConv(WIDTH), (X, None, EDGES), "x_0 is NoneType but x"),
+    "an eigenvalue each without a batch": (
+        *(nn.ChebConv(WIDTH, OUT, 3), (X, EDGES, None, None, torch.ones(3)), "give batch"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("layer", "arguments", "text"), CALLS.values(), ids=CALLS)
+def test_arguments_that_pyg_refuses_unclearly_or_not_are_refused(layer, arguments, text):
+    with pytest.raises(ShapeError, match=text):
+        layer(*arguments)
+
+
+def test_chebyshev_filters_divide_by_negative_degrees_as_pygs():
+    x, weight = torch.randn(4, WIDTH, dtype=torch.float64), torch.tensor([2.0, -1.0, 1.5]).double()
+    theirs, ours = (one.ChebConv(WIDTH, OUT, 3, "rw").double() for one in (pyg, nn))
+    ours.load_state_dict(theirs.state_dict())
+    assert torch.allclose(ours(x, EDGES, weight), theirs(x, EDGES, weight), atol=1e-12)
+
+
+def test_a_network_may_be_a_plain_function():
+    expected = pyg.EdgeConv(lambda h: h)(X + 1, EDGES)
+    assert torch.equal(nn.EdgeConv(lambda h: h)(X + 1, EDGES), expected)

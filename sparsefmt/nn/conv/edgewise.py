@@ -31,17 +31,14 @@ from .._loops import entries_as_columns, over_vertices
 from .._maps import called, draw_map, linear_map, mapped, set_to_zero
 from .._passing import Direction, Passing, PassingOptions, plus
 from ..gin import check_fit, check_network, reset_network
-from .propagation import Normalised, entries_of
+from .propagation import Normalised, check_first, entries_of
 from .sums import needed
 
 SIGMOID = Sigmoid()  #: PyG's default.
 
 
 def at_entries(tensors: GraphTensors, x: Tensor, *, sources: bool) -> Tensor:
-    """Return the features of each entry's source or target, (..., nnz, feat), as the user has them.
-
-    Their gradient is a sum in a fixed order.
-    """
+    """Return features of each entry's source or target, (..., nnz, feat), in the user's order."""
     rows = partial(combined, tensors, sources, right=None, op="left")
     return over_vertices(lambda h: rows(left=h), as_autocast(x))
 
@@ -137,6 +134,7 @@ class FAConv(Normalised):
         """
         refuse_static(x, self)
         norm = self._norm_of(x, edge_index, edge_weight)
+        check_first(x_0, x)
         graph, weight = entries_of(norm)
         has_weight = edge_weight is not None
         missing = not has_weight and norm.tensors.csr_values is None

@@ -1,6 +1,6 @@
 """Principal neighbourhood aggregation: several reductions, each scaled by degrees."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from math import sqrt
 from typing import Any, Unpack, cast
 
@@ -13,7 +13,7 @@ from torch.nn.modules import activation
 from ...autograd.tensors.prepare import GraphLike
 from ...autograd.tensors.tensors import GraphTensors
 from ...errors import DtypeError, ShapeError, UnsupportedError
-from .._inputs import check_counts, check_flags, refuse_static
+from .._inputs import check_counts, check_flags, refuse_pair, refuse_static
 from .._maps import called, draw_map, linear_map, mapped
 from .._passing import Direction, Passing
 from ..gin import reset_network
@@ -38,9 +38,9 @@ class PNAConv(Passing):
     Parameters
     ----------
     in_channels, out_channels, aggregators, scalers, edge_dim, towers, pre_layers, post_layers
-        As in PyG, but -1 channels; aggregators are "sum", "mean", "min", "max", "var" and "std".
+        As in PyG, but not -1 channels; aggregators are "sum", "mean", "min", "max", "var", "std".
     divide_input, act, act_kwargs, train_norm
-        As in PyG; ``act`` is None, a function, or the name of a class of ``torch.nn``.
+        As in PyG; ``act`` is None, a module, or the name of a class of ``torch.nn``.
     deg : Tensor
         How many vertices of the training set have each number of entries, from 0 on.
     flow, node_dim, decomposed_layers, aggr_kwargs : optional
@@ -74,7 +74,7 @@ class PNAConv(Passing):
         pre_layers: int = 1,
         post_layers: int = 1,
         divide_input: bool = False,
-        act: str | Callable[[Tensor], Tensor] | None = "relu",
+        act: str | Module | None = "relu",
         act_kwargs: dict[str, Any] | None = None,
         train_norm: bool = False,
         **options: Unpack[Direction],
@@ -90,6 +90,8 @@ class PNAConv(Passing):
                 f"towers is {towers} but widths are {in_channels} and {out_channels}: each tower "
                 "has as many of the features, give a divisor."
             )
+        if "aggr" in options:
+            raise UnsupportedError("aggr is given beside aggregators: name all of them there.")
         super().__init__(**options)
         activation_of(act, act_kwargs)  # which a single layer does not read
         self._reductions = ()
@@ -155,6 +157,7 @@ class PNAConv(Passing):
         ShapeError, DtypeError, DeviceError, UnsupportedError
             As ``GCNConv``; also if features of edges do not fit ``edge_dim``.
         """
+        refuse_pair(x)
         refuse_static(x, self)
         ends = self._between(x, edge_index).gathered()
         check_features(edge_attr, ends, self.edge_dim)

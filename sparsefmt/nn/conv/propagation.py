@@ -318,6 +318,7 @@ class GCN2Conv(Normalised):
             As ``GCNConv``.
         """
         step = self._step(self._norm_of(x, edge_index, edge_weight))
+        check_first(x_0, x)
         for name, features in (("x", x), ("x_0", x_0)):
             check_fits(name, features, self.channels, self.weight1)
         h, first = (1 - self.alpha) * step(as_autocast(x)), self.alpha * as_autocast(x_0)
@@ -326,6 +327,13 @@ class GCN2Conv(Normalised):
             return (1 - self.beta) * h + self.beta * (h @ self.weight1)
         y = (1 - self.beta) * (h + first)
         return y + self.beta * (h @ self.weight1 + first @ self.weight2)
+
+
+def check_first(x_0: object, x: Tensor) -> None:
+    """Check features of the first layer, which are added to ``x``."""
+    if not isinstance(x_0, Tensor) or x_0.shape != x.shape:
+        shape = tuple(x_0.shape) if isinstance(x_0, Tensor) else type(x_0).__name__
+        raise ShapeError(f"x_0 is {shape} but x {tuple(x.shape)}: give features of one shape.")
 
 
 def check_fits(name: str, x: Tensor, width: int, weight: Tensor) -> None:
@@ -380,7 +388,7 @@ class MixHopConv(Stepping):
         if not isinstance(self.powers, list | tuple) or not self.powers:
             raise DtypeError(f"powers is {powers!r}: give a list of integers, 0 or more.")
         for power in self.powers:
-            check_steps(power)
+            check_steps(power, "powers")
         self.lins = ModuleList(
             linear_map(in_channels, out_channels, bias=False) if p in self.powers else Identity()
             for p in range(max(self.powers) + 1)

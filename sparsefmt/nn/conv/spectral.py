@@ -15,7 +15,7 @@ from ...autograd.matmul import multiply
 from ...autograd.own_parts import with_own
 from ...autograd.tensors.order import in_csr_order
 from ...autograd.tensors.prepare import GraphLike
-from ...errors import UnsupportedError
+from ...errors import ShapeError, UnsupportedError
 from .._inputs import (
     as_autocast,
     check_counts,
@@ -23,6 +23,7 @@ from .._inputs import (
     check_in_channels,
     check_number,
     check_share,
+    refuse_pair,
 )
 from .._loops import loops, over_vertices, rows_and_columns
 from .._maps import (
@@ -65,8 +66,8 @@ class ChebConv(Stepping):
 
     Notes
     -----
-    Values of ``L`` that depend on the graph alone are kept with it.  Where a sum is not positive
-    its power is 0.  Defferrard et al. (NIPS'16, arXiv 1606.09375), equation 4.
+    Values of ``L`` that depend on the graph alone are kept with it.  Where a sum is 0, or
+    negative in "sym", its power is 0.  Defferrard et al. (NIPS'16, arXiv 1606.09375), equation 4.
     """
 
     __module__ = "sparsefmt.nn"
@@ -173,19 +174,30 @@ class ChebConv(Stepping):
             own = degree
         else:
             symmetric = self.normalization == "sym"
-            power = degree.masked_fill(degree <= 0, inf).pow(-0.5 if symmetric else -1)
+            none = degree <= 0 if symmetric else degree == 0
+            power = degree.masked_fill(none, inf).pow(-0.5 if symmetric else -1)
             weight = weight * at_entries(power, power if symmetric else ones)
         if lambda_max is None:
             largest = torch.cat([-weight, own[:, 0]])
             lambda_max = 2 * (largest.max() if len(largest) else 1)
         factor = 2 / torch.as_tensor(lambda_max, dtype=weight.dtype, device=weight.device)
-        if batch is not None and factor.numel() > 1:
+        if factor.numel() > 1:
+            self._check_batch(batch, tensors.n_rows)
             factor = factor[batch][:, None]
             weight = weight * at_entries(factor, ones)
         else:
             weight = weight * factor
         weight, own = (v.masked_fill(v.abs() == inf, 0) for v in (-weight, (own * factor)[:, 0]))
         return weight.to(norm.dtype), (own - 1).to(norm.dtype)
+
+    @staticmethod
+    def _check_batch(batch: object, n: int) -> None:
+        """Check for the graph of each vertex."""
+        if not isinstance(batch, Tensor) or batch.shape != (n,) or batch.is_floating_point():
+            raise ShapeError(
+                f"lambda_max has a number for each graph: give batch, integers of shape ({n},), "
+                "or one number."
+            )
 
 
 class ARMAConv(Stepping):
@@ -197,7 +209,7 @@ class ARMAConv(Stepping):
     Parameters
     ----------
     in_channels, out_channels, num_stacks, num_layers, shared_weights, act, dropout, bias
-        As in PyG, but -1 channels; ``dropout`` is of ``x`` before ``V``, in training.
+        As in PyG, but not -1 channels; ``dropout`` is of ``x`` before ``V``, in training.
     aggr, flow, node_dim, decomposed_layers, aggr_kwargs : optional
         As for ``GCNConv``.
 
@@ -323,6 +335,7 @@ class ClusterGCNConv(Passing):
 
         Only the structure of a graph is read; else arguments and errors are those of ``APPNP``.
         """
+        refuse_pair(x)
         ends = self._between(x, edge_index).gathered()
         tensors, h = ends.tensors, as_autocast(ends.source)
 

@@ -22,6 +22,7 @@ from .._inputs import (
     check_flags,
     check_like,
     in_pair,
+    refuse_pair,
     refuse_static,
 )
 from .._loops import gathered, over_vertices, rows_and_columns
@@ -41,7 +42,7 @@ class Reducing(Passing):
     def _reduced(self, ends: Ends, x: Tensor, edge_weight: Tensor | None) -> Tensor:
         """Reduce features of sources, in each of the ways of the layer, side by side."""
         if edge_weight is not None:
-            check_edge_weight(edge_weight, ends.tensors)
+            check_edge_weight(edge_weight, ends.tensors, exact=not self._reductions)
         if not self._reductions:
             ends = ends._replace(source=x).gathered()
             return gathered(cast(Any, self.aggr_module), ends.tensors, ends.source, edge_weight)
@@ -328,6 +329,7 @@ class GatedGraphConv(Reducing):
 
         ``x`` may not be sparse, and has at most ``out_channels`` features.
         """
+        refuse_pair(x)
         refuse_static(x, self)
         ends = self._between(x, edge_index)
         h = ends.source
