@@ -135,7 +135,14 @@ PAPER = Paper(
     ),
     (
         Panel("accuracy", "lost", "points below ReLU", "k", ("graph", "model", "where"), log=True),
-        Panel("kernels", "spgemm_ratio", "SpGEMM over cuSPARSE", "k", ("graph",), log=True),
+        Panel(
+            "kernels",
+            "spgemm_ratio",
+            "SpGEMM over cuSPARSE (CPU: torch)",
+            "k",
+            ("graph",),
+            log=True,
+        ),
         Panel("approximator", "maxk", "error of x^2 by MaxK", "units", log=True),
     ),
     {"epochs": ("training", "maxk"), "kernels": ("maxk", "products")},

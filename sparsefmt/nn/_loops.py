@@ -170,7 +170,7 @@ def rows_and_columns(tensors: GraphTensors) -> tuple[Tensor, Tensor]:
 
 
 def entries_as_columns(tensors: GraphTensors) -> GraphLike:
-    """Return the graph whose columns are the entries, each in its row, kept."""
+    """Return the cached graph with a column for each entry, stored in that entry's row."""
 
     def make() -> Tensor:
         rows = rows_and_columns(tensors)[0]

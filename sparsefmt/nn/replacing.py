@@ -186,7 +186,8 @@ def _options(layer: Any) -> dict[str, Any]:
     takes = inspect.signature(type(layer)).parameters.values()
     names = [arg.name for arg in takes if arg.kind is arg.POSITIONAL_OR_KEYWORD]
     names += ["flow", "node_dim", "decomposed_layers"]
-    names += [] if "aggregators" in names else ["aggr"]
+    if "aggregators" not in names:
+        names.append("aggr")
     return {name: _READ[name](layer) if name in _READ else getattr(layer, name) for name in names}
 
 
@@ -216,7 +217,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
         for part in getattr(layer.aggr_module.aggr, "aggrs", [layer.aggr_module.aggr])
     ],
     "bias": _bias,
-    "deg": lambda layer: torch.ones(2, device="cpu"),  # whose means are set afterwards
+    "deg": lambda layer: torch.ones(2, device="cpu"),  # any: ``_exchanged`` copies the means
     "edge_dim": lambda layer: (
         layer.edge_dim
         if hasattr(layer, "edge_dim")

@@ -165,7 +165,7 @@ class ChebConv(Stepping):
         weight = weight.masked_fill(row == col, 0)
         own = ones = weight.new_ones(tensors.n_rows, 1)
 
-        def at_entries(leaving: Tensor, reached: Tensor) -> Tensor:
+        def products_of_ends(leaving: Tensor, reached: Tensor) -> Tensor:
             return sddmm(tensors, *((reached, leaving) if forward else (leaving, reached)))
 
         values = in_csr_order(tensors, weight)
@@ -176,7 +176,7 @@ class ChebConv(Stepping):
             symmetric = self.normalization == "sym"
             none = degree <= 0 if symmetric else degree == 0
             power = degree.masked_fill(none, inf).pow(-0.5 if symmetric else -1)
-            weight = weight * at_entries(power, power if symmetric else ones)
+            weight = weight * products_of_ends(power, power if symmetric else ones)
         if lambda_max is None:
             largest = torch.cat([-weight, own[:, 0]])
             lambda_max = 2 * (largest.max() if len(largest) else 1)
@@ -184,7 +184,7 @@ class ChebConv(Stepping):
         if factor.numel() > 1:
             self._check_batch(batch, tensors.n_rows)
             factor = factor[batch][:, None]
-            weight = weight * at_entries(factor, ones)
+            weight = weight * products_of_ends(factor, ones)
         else:
             weight = weight * factor
         weight, own = (v.masked_fill(v.abs() == inf, 0) for v in (-weight, (own * factor)[:, 0]))
